@@ -1,0 +1,3 @@
+"""The runstate client library."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,135 @@
+"""Who serves a state directory: reading the daemon's lock file, and the marker that `runstated stop` leaves.
+
+The lock file is the truth. The daemon holds an exclusive `flock` on it from before it opens anything until it has
+closed everything, and writes into it who it is and where it listens. A lock of the kernel cannot be stale: it ends
+with its holder, however that ends. The text may be stale, so it means something only while the lock is held.
+
+Taking the lock is the daemon's business (`runstated.lockfile`); clients only look.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import sys
+import time
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+# A holder that has just taken the lock needs microseconds to write its text; a reader that comes between looks again.
+UNREADABLE_RETRIES = 20
+UNREADABLE_WAIT_MS = 5
+
+
+@dataclass(frozen=True)
+class LockInfo:
+    """What the holder of the lock says of itself."""
+
+    pid: int = 0
+    version: str = ""
+    started: float = 0.0  # seconds since the epoch, for display
+    socket: str = ""  # "" until the daemon listens
+    birth: str = ""  # the process's start time as the kernel counts it: with the pid, it names one process for good
+    log: str = ""
+
+    def encode(self) -> bytes:
+        return json.dumps(asdict(self)).encode() + b"\n"
+
+
+def inspect(path: Path) -> LockInfo | None:
+    """Who holds the lock file at `path`, or None when nobody does. Raises OSError when it may not be read.
+
+    The look is an attempt at a *shared* lock, given back at once. It can never make a starting daemon give up: a daemon
+    that finds the lock taken asks for a shared one itself, which it gets beside any number of onlookers and never
+    beside a holder (`runstated.lockfile.acquire`).
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return None
+    try:
+        for _ in range(UNREADABLE_RETRIES):
+            if not is_held(descriptor):
+                return None
+            info = decode(os.pread(descriptor, 65_536, 0))
+            if info is not None:
+                return info
+            time.sleep(UNREADABLE_WAIT_MS / 1000)
+        return LockInfo()
+    finally:
+        os.close(descriptor)
+
+
+def is_held(descriptor: int) -> bool:
+    """Whether another open file holds the lock exclusively."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    # An explicit unlock: a process forked by another thread in this moment would otherwise keep its copy locked.
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+    return False
+
+
+def decode(content: bytes) -> LockInfo | None:
+    """The text of a lock file; fields of a newer daemon are skipped, an unfinished text is None."""
+    try:
+        raw = json.loads(content)
+        if not isinstance(raw, dict):
+            return None
+        return LockInfo(**{field.name: raw[field.name] for field in fields(LockInfo) if field.name in raw})
+    except (ValueError, TypeError):
+        return None
+
+
+def process_birth(pid: int) -> str:
+    """When the process started, in kernel ticks since boot; "" where that cannot be read."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            # The command's name, in parentheses, may itself hold spaces and parentheses: count from the last one.
+            return file.read().rpartition(b")")[2].split()[19].decode()
+    except (OSError, IndexError):
+        return ""
+
+
+def boot_id() -> str:
+    """A name of this boot of the machine; "" where none can be had."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return _boot_id_of_macos()
+
+
+def _boot_id_of_macos() -> str:
+    if sys.platform != "darwin":
+        return ""
+    import subprocess
+
+    command = ["/usr/sbin/sysctl", "-n", "kern.bootsessionuuid"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=5, check=False).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def mark_stopped(path: Path) -> None:
+    """Leave the marker: no client starts the daemon again until `runstated start` or a reboot."""
+    path.write_text(json.dumps({"boot": boot_id(), "stopped": time.time()}) + "\n")
+
+
+def unmark_stopped(path: Path) -> None:
+    path.unlink(missing_ok=True)
+
+
+def is_marked_stopped(path: Path) -> bool:
+    """Whether the user stopped the daemon in this boot. A marker nobody can parse still says "stopped"."""
+    try:
+        content = path.read_text()
+    except FileNotFoundError:
+        return False
+    try:
+        boot = json.loads(content)["boot"]
+    except (ValueError, TypeError, KeyError):
+        return True
+    return bool(boot == boot_id())

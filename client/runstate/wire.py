@@ -1,0 +1,515 @@
+"""The wire: every request, reply, push and error code, in the order of the domain.
+
+This file is the one place where the protocol between a client and the daemon is defined; PROTOCOL.md explains it to
+people who write a client in another language. A frame (see framing.py) carries a request id and one of the Structs
+below as a msgpack map. Requests carry the key ``verb``, replies ``reply``, pushes ``push``. A field that holds its
+default value may be left out, and unknown fields are ignored, so that versions can differ.
+
+Shapes used throughout: times are milliseconds (``*_ms``); points in time are Unix time; tokens are integers; payloads
+(``input``, ``result``) are JSON *text* of at most 65,536 bytes of UTF-8, which the daemon never parses.
+
+A request with id 0 wants no reply. A request that may wait has ``wait_ms`` (None: no limit, 0: do not wait), and
+``within``: the tokens that the caller holds while it asks, outermost first.
+"""
+
+from typing import Annotated, ClassVar, Generic, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+PROTOCOL = 1
+PROTOCOL_MIN = 1
+
+PAYLOAD_BYTES_MAX = 65_536
+LEASE_MS_MIN = 5_000
+LEASE_MS_MAX = 600_000
+
+Name = Annotated[str, Meta(min_length=1, max_length=256)]
+Key = Annotated[str, Meta(min_length=1, max_length=512)]
+Id = Annotated[str, Meta(min_length=1, max_length=64)]
+Label = Annotated[str, Meta(max_length=512)]
+Text = Annotated[str, Meta(max_length=4_000)]
+Token = Annotated[int, Meta(ge=1)]
+Ms = Annotated[int, Meta(ge=0, le=2**53)]
+LeaseMs = Annotated[int, Meta(ge=LEASE_MS_MIN, le=LEASE_MS_MAX)]
+Attempts = Annotated[int, Meta(ge=1, le=100)]
+Places = Annotated[int, Meta(ge=1, le=1_000)]
+
+R_co = TypeVar("R_co", covariant=True)
+
+
+class Request(Struct, Generic[R_co], tag_field="verb", kw_only=True, omit_defaults=True, frozen=True):
+    """What a client asks. Its type parameter names the replies that it can get beside ``Error``.
+
+    ``replayed``: a repeat of this request would do harm, so its reply is kept until the client has it (the class
+    attribute is not on the wire). ``reads``: it changes nothing. ``gives``: it gives something back and is run first.
+    """
+
+    replayed: ClassVar[bool] = False
+    reads: ClassVar[bool] = False
+    gives: ClassVar[bool] = False
+
+    again: bool = False  # sent before on a connection that was lost: look for a kept reply first
+
+
+class WaitingRequest(Request[R_co], Generic[R_co], kw_only=True, omit_defaults=True, frozen=True):
+    """A request that may have to wait."""
+
+    wait_ms: Ms | None = None
+    within: tuple[Token, ...] = ()
+    ticket: Annotated[int, Meta(ge=0)] = 0  # the arrival number it was given when it was parked, on a repeat
+
+
+class Reply(Struct, tag_field="reply", kw_only=True, omit_defaults=True, frozen=True):
+    """What the daemon answers. ``kept`` (not on the wire): as the answer to a ``replayed`` request it is kept until the
+    client has it."""
+
+    kept: ClassVar[bool] = False
+
+
+class Push(Struct, tag_field="push", kw_only=True, omit_defaults=True, frozen=True):
+    """What the daemon says unasked (request id 0)."""
+
+
+# ---------------------------------------------------------------------------------------------------- general
+
+
+class Ok(Reply, tag="ok", frozen=True):
+    """Done; there is nothing more to say."""
+
+
+class Error(Reply, tag="error", frozen=True):
+    """The request was refused; nothing of it was recorded. Codes: PROTOCOL.md, "Errors"."""
+
+    code: str
+    message: str
+    retryable: bool = False
+    run: str | None = None  # the run that is over, where that is the reason
+
+
+class Parked(Push, tag="parked", frozen=True):
+    """The call ``call`` waits. ``ticket`` is its arrival number, to be sent with a repeat after a lost connection;
+    ``behind`` names the tokens (at most 16) that hold what it waits for."""
+
+    call: int
+    ticket: int
+    behind: tuple[int, ...] = ()
+
+
+class LeaseLost(Push, tag="lease.lost", frozen=True):
+    """The hold ``token`` of this session is gone: it lapsed, or its run ended."""
+
+    token: int
+    reason: str
+
+
+class RunEnded(Push, tag="run.ended", frozen=True):
+    """A run that this session joined has ended."""
+
+    run: str
+    state: str
+    message: str
+
+
+class Reconnect(Push, tag="reconnect", frozen=True):
+    """The daemon is about to go away in good order: reconnect and send again what is open."""
+
+
+# ---------------------------------------------------------------------------------------------------- sessions
+
+
+class Welcome(Reply, tag="welcome", frozen=True):
+    """The session is open. ``protocol`` is the version that both sides speak from here on; ``resumed`` says that the
+    daemon knew the session; ``ended`` lists those of the named runs that are over."""
+
+    protocol: int
+    version: str
+    pid: int
+    resumed: bool = False
+    ended: tuple[RunEnded, ...] = ()
+
+
+class Hello(Request[Welcome], tag="hello", frozen=True):
+    """The first frame of every connection.
+
+    ``session``: chosen by the client, random, the same on each reconnect. ``pid`` and ``namespace`` (the text of the
+    link /proc/self/ns/pid) as the client sees them. ``runs``: the runs joined so far. ``ack``: see ``Ack``.
+    """
+
+    protocol: int
+    protocol_min: int
+    session: Id
+    worker: Label
+    pid: Annotated[int, Meta(ge=0)] = 0
+    namespace: Label = ""
+    command: Text = ""
+    space: Name = "default"
+    key: Label | None = None
+    client: Label = ""
+    runs: tuple[Id, ...] = ()
+
+
+class Bye(Request[Ok], tag="bye", frozen=True):
+    """Ends the session: all it still holds is given back."""
+
+
+class Ack(Request[Ok], tag="ack", frozen=True):
+    """The replies to these requests have arrived; the daemon need not keep them any longer."""
+
+    calls: tuple[int, ...]
+
+
+class Cancel(Request[Ok], tag="cancel", frozen=True):
+    """The caller of the request ``call`` has gone: it stops waiting, or what it got is given back."""
+
+    call: int
+
+
+class Beat(Request[Ok], tag="beat", frozen=True):
+    """Renews the leases of ``tokens``, and no others. A token that is no longer held is answered with ``LeaseLost``."""
+
+    tokens: tuple[Token, ...]
+
+
+class Release(Request[Ok], tag="leases.release", frozen=True):
+    """Gives the hold of ``token`` back without an outcome: no failure and no attempt is counted."""
+
+    gives: ClassVar[bool] = True
+    token: Token
+
+
+# ---------------------------------------------------------------------------------------------------- runs
+
+
+class RunView(Reply, tag="run", frozen=True):
+    """A run. ``state``: active, stopped, finished or expired, by the clock."""
+
+    kept: ClassVar[bool] = True
+    run: str
+    name: str | None
+    state: str
+    parent: str | None = None
+    deadline_ms: int | None = None
+    created_ms: int = 0
+
+
+class RunsJoin(Request[RunView], tag="runs.join", frozen=True):
+    """Joins the active root run of that name, or creates it. ``deadline_ms`` counts only if it is created."""
+
+    name: Name
+    deadline_ms: Ms | None = None
+
+
+class RunsChild(Request[RunView], tag="runs.child", frozen=True):
+    """Creates a run below ``parent``. It ends with its parent, and at the latest at its parent's deadline."""
+
+    replayed: ClassVar[bool] = True
+    parent: Id
+    name: Name | None = None
+    deadline_ms: Ms | None = None
+
+
+class RunsEnd(Request[RunView], tag="runs.end", frozen=True):
+    """Ends a run and all below it. Ending an ended run changes nothing."""
+
+    run: Id
+    state: Literal["stopped", "finished"]
+
+
+class RunsGet(Request[RunView], tag="runs.get", frozen=True):
+    """A run, also after its end."""
+
+    reads: ClassVar[bool] = True
+    run: Id
+
+
+# ---------------------------------------------------------------------------------------------------- once
+
+
+class OnceGranted(Reply, tag="once.granted", frozen=True):
+    """The caller is to run the function. ``attempt`` = failures so far + 1."""
+
+    kept: ClassVar[bool] = True
+    token: int
+    attempt: int
+
+
+class OnceDone(Reply, tag="once.done", frozen=True):
+    """The result, as JSON text."""
+
+    result: str
+
+
+class OnceFailed(Reply, tag="once.failed", frozen=True):
+    """The key has failed for good."""
+
+    attempts: int
+    error: str
+
+
+class OnceHeld(Reply, tag="once.held", frozen=True):
+    """Somebody else still runs it, and the wait is over."""
+
+
+class OnceAcquire(
+    WaitingRequest[OnceGranted | OnceDone | OnceFailed | OnceHeld], tag="once.acquire", kw_only=True, frozen=True
+):
+    """The result of a key, or the right to produce it."""
+
+    replayed: ClassVar[bool] = True
+    run: Id
+    key: Key
+    lease_ms: LeaseMs = 30_000
+
+
+class OnceComplete(Request[OnceDone], tag="once.complete", frozen=True):
+    """Records the result. Refused with LEASE_LOST when the hold is gone, with STOPPED when the run is over."""
+
+    gives: ClassVar[bool] = True
+    run: Id
+    key: Key
+    token: Token
+    result: str
+
+
+class OnceFailCounted(Reply, tag="once.fail_counted", frozen=True):
+    """The failure was counted. ``failed``: it was the last one allowed."""
+
+    kept: ClassVar[bool] = True
+    attempts: int
+    failed: bool
+
+
+class OnceFail(Request[OnceFailCounted], tag="once.fail", frozen=True):
+    """Counts a failure; after ``attempts`` failures the key has failed for good."""
+
+    gives: ClassVar[bool] = True
+    replayed: ClassVar[bool] = True
+    run: Id
+    key: Key
+    token: Token
+    error: Text
+    attempts: Attempts = 3
+
+
+# ---------------------------------------------------------------------------------------------------- queues
+
+
+class QueueView(Reply, tag="queue", frozen=True):
+    """A queue and how many of its jobs are in which state (for display)."""
+
+    queue: str
+    attempts: int
+    counts: dict[str, int] = {}
+
+
+class QueuesDeclare(Request[QueueView], tag="queues.declare", frozen=True):
+    """Creates or verifies a queue. Without ``attempts`` it must exist; other attempts than the queue's: CONFLICT."""
+
+    queue: Name
+    attempts: Attempts | None = None
+
+
+class JobView(Reply, tag="job", frozen=True):
+    """A job. ``state``: ready, delayed, running, succeeded, failed or cancelled. ``reason`` says why it failed:
+    ``handler_error: <Type>: <message>``, ``worker_died``, ``lease_expired``, or ``scope_cancelled`` (its run ended)."""
+
+    kept: ClassVar[bool] = True
+    job: str
+    state: str
+    attempt: int = 0
+    result: str | None = None
+    reason: str | None = None
+
+
+class QueuesSend(Request[JobView], tag="queues.send", frozen=True):
+    """Submits a job. The same key in the same run is the same job, whatever has become of it. With ``attempts`` the
+    queue is declared on the way."""
+
+    run: Id
+    queue: Name
+    key: Key
+    input: str
+    attempts: Attempts | None = None
+
+
+class QueuesResult(WaitingRequest[JobView], tag="queues.result", kw_only=True, frozen=True):
+    """A job; waits until it has ended."""
+
+    job: Id
+
+
+class AdmitFrom(Struct, kw_only=True, omit_defaults=True, frozen=True):
+    """Take up to ``places`` jobs of ``queue`` from ``run`` and every run under it."""
+
+    run: Id
+    queue: Name
+    places: Places = 1
+    lease_ms: LeaseMs = 30_000
+
+
+class JobGrant(Struct, kw_only=True, omit_defaults=True, frozen=True):
+    """A job that the worker is to handle. ``source``: the index of its entry in ``QueuesAdmit.queues``."""
+
+    token: int
+    job: str
+    run: str
+    run_name: str | None
+    key: str
+    input: str
+    attempt: int
+    source: int = 0
+
+
+class JobsGranted(Reply, tag="jobs.granted", frozen=True):
+    """Jobs, oldest first; none when the wait was over."""
+
+    kept: ClassVar[bool] = True
+    jobs: tuple[JobGrant, ...] = ()
+
+
+class QueuesAdmit(WaitingRequest[JobsGranted], tag="queues.admit", kw_only=True, frozen=True):
+    """Waits for work. Refused with STOPPED (and the run) when one of the runs is over."""
+
+    replayed: ClassVar[bool] = True
+    queues: Annotated[tuple[AdmitFrom, ...], Meta(min_length=1, max_length=256)]
+
+
+class QueuesComplete(Request[JobView], tag="queues.complete", frozen=True):
+    """Records a job's result. LEASE_LOST when the hold is gone or the job's run is over."""
+
+    gives: ClassVar[bool] = True
+    job: Id
+    token: Token
+    result: str
+
+
+class QueuesFail(Request[JobView], tag="queues.fail", frozen=True):
+    """Counts a failure: the job is tried again after a pause, unless its attempts are used up or ``retry`` is false."""
+
+    gives: ClassVar[bool] = True
+    replayed: ClassVar[bool] = True
+    job: Id
+    token: Token
+    error: Text
+    retry: bool = True
+
+
+# ---------------------------------------------------------------------------------------------------- status
+
+
+class Holding(Struct, kw_only=True, omit_defaults=True, frozen=True):
+    """One lease. ``until_ms`` is an estimate in Unix time: leases run on a clock that stands still in suspend."""
+
+    token: int
+    kind: str
+    name: str
+    run: str | None
+    since_ms: int
+    until_ms: int | None = None
+
+
+class WorkerView(Struct, kw_only=True, omit_defaults=True, frozen=True):
+    """One session: a process that uses the daemon."""
+
+    session: str
+    worker: str
+    pid: int
+    command: str
+    connected: bool
+    holdings: tuple[Holding, ...] = ()
+
+
+class WaitView(Struct, kw_only=True, omit_defaults=True, frozen=True):
+    """One call that waits: for what, since when, until when, and who holds it."""
+
+    worker: str
+    pid: int
+    kind: str
+    name: str
+    run: str | None
+    since_ms: int
+    until_ms: int | None = None
+    ahead: int = 0
+    behind: tuple[str, ...] = ()
+
+
+class DaemonView(Struct, kw_only=True, omit_defaults=True, frozen=True):
+    """The daemon itself. ``trouble`` says why writes fail, while they do."""
+
+    version: str
+    pid: int
+    started_ms: int
+    now_ms: int
+    socket: str
+    state_dir: str
+    database_bytes: int
+    wal_bytes: int
+    sessions: int = 0
+    trouble: str | None = None
+
+
+class StatusView(Reply, tag="status", frozen=True):
+    """What the daemon knows. Each list has at most ``limit`` entries; ``more`` names those that were cut."""
+
+    daemon: DaemonView | None = None
+    runs: tuple[RunView, ...] = ()
+    workers: tuple[WorkerView, ...] = ()
+    waits: tuple[WaitView, ...] = ()
+    queues: tuple[QueueView, ...] = ()
+    more: tuple[str, ...] = ()
+
+
+class StatusGet(Request[StatusView], tag="status.get", frozen=True):
+    """Looks at the daemon, its runs, workers, waits and queues."""
+
+    reads: ClassVar[bool] = True
+    limit: Annotated[int, Meta(ge=1, le=1_000)] = 200
+
+
+# ---------------------------------------------------------------------------------------------------- all of them
+
+AnyRequest = (
+    Hello
+    | Bye
+    | Ack
+    | Cancel
+    | Beat
+    | Release
+    | RunsJoin
+    | RunsChild
+    | RunsEnd
+    | RunsGet
+    | OnceAcquire
+    | OnceComplete
+    | OnceFail
+    | QueuesDeclare
+    | QueuesSend
+    | QueuesResult
+    | QueuesAdmit
+    | QueuesComplete
+    | QueuesFail
+    | StatusGet
+)
+AnyReply = (
+    Ok
+    | Error
+    | Welcome
+    | RunView
+    | OnceGranted
+    | OnceDone
+    | OnceFailed
+    | OnceHeld
+    | OnceFailCounted
+    | QueueView
+    | JobView
+    | JobsGranted
+    | StatusView
+)
+AnyPush = Parked | LeaseLost | RunEnded | Reconnect
+
+_encoder = msgspec.msgpack.Encoder()
+encode = _encoder.encode
+decode_request = msgspec.msgpack.Decoder(AnyRequest).decode
+decode_reply = msgspec.msgpack.Decoder(AnyReply).decode
+decode_push = msgspec.msgpack.Decoder(AnyPush).decode

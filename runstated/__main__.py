@@ -1,0 +1,60 @@
+"""`python -m runstated`, and the hidden first step of a daemon in the background."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["detached"]:
+        detached(*sys.argv[2:])
+    from runstated.main import main as command
+
+    command()
+
+
+def detached(descriptor: str, options: str) -> None:
+    """Become the daemon that `runstate.spawn` asked for, and never return.
+
+    `descriptor` is the readiness pipe, `options` a JSON object of settings. The fork comes first: our parent waits for
+    this process and must not be kept, and the child, which leads no session, can never get a terminal again. The
+    command line interface is not imported: it would double the time to start.
+    """
+    import os
+
+    if os.fork() > 0:
+        os._exit(0)
+    import json
+    import signal
+
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])  # what the starting thread had blocked would make us unstoppable
+    from runstated import daemon, lockfile, settings
+
+    pipe = int(descriptor)
+    os.set_inheritable(pipe, False)
+
+    def answer(**content: object) -> None:
+        try:
+            os.write(pipe, json.dumps(content).encode() + b"\n")
+        except BrokenPipeError:
+            pass  # whoever started us has left; the daemon is there for the next one
+        os.close(pipe)
+
+    started = False
+
+    def ready() -> None:
+        nonlocal started
+        started = True
+        answer(pid=os.getpid())
+
+    try:
+        daemon.serve(settings.load(json.loads(options)), ready, foreground=False)
+    except Exception as error:
+        if not started:
+            answer(error=str(error) or repr(error), held=isinstance(error, lockfile.LockHeld))
+        sys.exit(1)
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

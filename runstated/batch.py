@@ -1,0 +1,445 @@
+"""One batch: what was waiting, in one transaction. Synchronous; runs on the database's thread (in tests on any).
+
+    BEGIN
+      for each entry: SAVEPOINT, the verb, RELEASE (or ROLLBACK TO, if it was refused)
+                      then the lines that it woke: their heads are run again, each in a savepoint of its own
+    COMMIT   -> only now do replies go out and does the memory count
+
+Any SQLite error may have ended the whole transaction (SQLITE_FULL, IOERR and INTERRUPT do): ``in_transaction`` tells.
+Then nothing of the batch counts, in the file or in memory, and ``Lost`` names the entry at fault.
+"""
+
+import logging
+import sqlite3
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import perf_counter_ns
+from typing import Any, TypeAlias
+
+import msgspec
+
+from runstate import wire
+from runstated import dispatch
+from runstated.clock import Clock
+from runstated.domain import sessions
+from runstated.lines import Call, CallKey, Memory, Topic
+from runstated.settings import BATCH_VERBS_MS
+from runstated.store.tx import Caller, Parked, Refusal, Tx
+
+log = logging.getLogger(__name__)
+
+BEHIND_MAX = 16
+_reply_to_text = msgspec.json.Encoder().encode
+_text_to_reply = msgspec.json.Decoder(wire.AnyReply).decode
+_no_caller = Caller()
+
+
+class Deadlock(Refusal):
+    """the wait would never end: it closes a circle of holds"""
+
+    code = "DEADLOCK"
+
+
+class OtherRequest(Refusal):
+    """this request id was used for another request of the same session"""
+
+    code = "IDEMPOTENCY_CONFLICT"
+
+
+class Lost(Exception):
+    """The transaction is gone. ``index``: the entry at fault, None when it was BEGIN or COMMIT."""
+
+    def __init__(self, index: int | None, cause: sqlite3.Error) -> None:
+        super().__init__(str(cause))
+        self.index = index
+        self.cause = cause
+
+
+# ---------------------------------------------------------------------------------------------------- entries
+
+
+@dataclass(slots=True, eq=False)
+class Ask:
+    """A request of a session. ``arrived``: on the lease clock."""
+
+    session: str
+    space: str
+    request_id: int
+    request: wire.Request[Any]
+    ticket: int
+    arrived: int
+
+    @property
+    def key(self) -> CallKey:
+        return (self.session, self.request_id)
+
+
+@dataclass(slots=True, eq=False)
+class Opened:
+    """A connection said hello."""
+
+    row: sessions.Session
+    request_id: int
+    runs: tuple[str, ...]
+    welcome: wire.Welcome
+
+
+@dataclass(slots=True, eq=False)
+class Ended:
+    """A session is gone. ``how``: died or released."""
+
+    session: str
+    how: str
+
+
+@dataclass(slots=True, eq=False)
+class Away:
+    """A session has lost its connection (or, ``away`` False, is back)."""
+
+    session: str
+    away: bool
+
+
+@dataclass(slots=True, eq=False)
+class Cancelled:
+    """The caller of a request has gone."""
+
+    session: str
+    request_id: int
+
+
+@dataclass(slots=True, eq=False)
+class Acked:
+    """Kept replies have arrived."""
+
+    session: str
+    request_ids: tuple[int, ...]
+
+
+@dataclass(slots=True, eq=False)
+class Tick:
+    """Time has passed."""
+
+
+Entry: TypeAlias = Ask | Opened | Ended | Away | Cancelled | Acked | Tick
+
+
+# ---------------------------------------------------------------------------------------------------- the batch
+
+
+class Executor:
+    """Runs batches against one memory."""
+
+    def __init__(self, memory: Memory, clock: Clock, instance: str) -> None:
+        self.memory = memory
+        self.clock = clock
+        self.instance = instance
+        self._connection: sqlite3.Connection | None = None
+        self._tx: Tx | None = None
+
+    def run(self, connection: sqlite3.Connection, entries: Sequence[Entry]) -> int:
+        """Runs and commits the first so many entries; how many. The memory's logs then hold what is to be sent.
+
+        Raises Lost when nothing was committed.
+        """
+        tx = self._begin(connection)
+        ends = perf_counter_ns() + BATCH_VERBS_MS * 1_000_000
+        done = 0
+        try:
+            for entry in entries:
+                self._entry(tx, entry)
+                done += 1
+                if perf_counter_ns() > ends:
+                    break
+        except sqlite3.Error as error:
+            self._take_back(connection)
+            raise Lost(done, error) from error
+        except BaseException:
+            self._take_back(connection)
+            raise
+        try:
+            self._write_counters(connection)
+            connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            self._take_back(connection)
+            raise Lost(None, error) from error
+        self.memory.commit()
+        return done
+
+    def _begin(self, connection: sqlite3.Connection) -> Tx:
+        if self._tx is None or self._connection is not connection:
+            self._connection = connection
+            self._tx = Tx(connection, self.memory, self.instance)
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+        except sqlite3.Error as error:
+            raise Lost(None, error) from error
+        return self._tx
+
+    def _take_back(self, connection: sqlite3.Connection) -> None:
+        self.memory.rollback()
+        self.memory.requeue()
+        try:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+        except sqlite3.Error as error:
+            log.warning("rolling back failed: %s", error)
+
+    def _write_counters(self, connection: sqlite3.Connection) -> None:
+        """A counter that was used is written in the transaction that used it: no number is given twice."""
+        memory = self.memory
+        for counter in memory.counters_changed:
+            connection.execute(
+                "INSERT INTO counters (counter, value) VALUES (:counter, :value)"
+                " ON CONFLICT (counter) DO UPDATE SET value = excluded.value",
+                {"counter": counter, "value": memory.counters[counter]},
+            )
+
+    # ------------------------------------------------------------------ entries
+
+    def _entry(self, tx: Tx, entry: Entry) -> None:
+        memory = self.memory
+        tx.now_ms, tx.lease_ms = self.clock.wall_ms(), self.clock.lease_ms()
+        tx.caller = _no_caller
+        tx.woken.clear()
+        memory.left.clear()
+        if isinstance(entry, Ask):
+            self._guarded(tx, entry.key, lambda: self._ask(tx, entry))
+        else:
+            # What the daemon itself has to do is never refused; if it fails, that is a fault of ours, and it stays
+            # in one piece: the savepoint is taken back, the fault is logged.
+            self._guarded(tx, None, lambda: self._own(tx, entry))
+        self._serve_lines(tx)
+
+    def _guarded(self, tx: Tx, key: CallKey | None, work: Any) -> None:
+        """Runs ``work`` in a savepoint; a refusal or a fault takes it back and becomes the answer to ``key``."""
+        mark = self.memory.mark()
+        woken = len(tx.woken)
+        tx.run("SAVEPOINT entry")
+        try:
+            work()
+        except Refusal as refusal:
+            error = refusal.reply()
+        except sqlite3.Error as fault:
+            if not self._in_transaction():
+                raise
+            log.exception("a statement failed")
+            error = wire.Error(code="INTERNAL", message=f"the daemon failed at this request: {fault}")
+        except Exception as fault:
+            log.exception("a verb failed")
+            error = wire.Error(
+                code="INTERNAL", message=f"the daemon failed at this request ({type(fault).__name__}); see its log"
+            )
+        else:
+            tx.run("RELEASE entry")
+            return
+        self.memory.rollback(mark)
+        del tx.woken[woken:]
+        tx.run("ROLLBACK TO entry")
+        tx.run("RELEASE entry")
+        if key is not None:
+            self.memory.leave(key)
+            self.memory.replies.append(([key], error))
+
+    def _in_transaction(self) -> bool:
+        return self._connection is not None and self._connection.in_transaction
+
+    # ------------------------------------------------------------------ requests
+
+    def _ask(self, tx: Tx, ask: Ask) -> None:
+        memory = self.memory
+        request = ask.request
+        if request.again:
+            if ask.key in memory.calls:
+                return  # it still waits
+            kept = self._kept(tx, ask)
+            if kept is not None:
+                memory.replies.append(([ask.key], kept))
+                return
+        rank = 1
+        if isinstance(request, wire.WaitingRequest) and request.within:
+            rank = 0 if any(token in memory.holds for token in request.within) else 1
+        tx.caller = Caller(ask.session, ask.space, ask.request_id, rank, ask.ticket)
+        answer = dispatch.VERBS[type(request)](tx, request)
+        if isinstance(answer, Parked):
+            assert isinstance(request, wire.WaitingRequest), "only a request that may wait is parked"
+            until = None if request.wait_ms is None else ask.arrived + request.wait_ms
+            self._park(
+                tx,
+                Call(
+                    session=ask.session,
+                    space=ask.space,
+                    request_id=ask.request_id,
+                    request=request,
+                    rank=rank,
+                    ticket=ask.ticket,
+                    since_ms=tx.now_ms,
+                    until=until,
+                    late=answer.late,
+                    lines=answer.lines,
+                    signals=answer.signals,
+                ),
+            )
+        else:
+            self._answer(tx, ask.key, request, answer)
+
+    def _answer(self, tx: Tx, key: CallKey, request: wire.Request[Any], answer: wire.Reply | Refusal) -> None:
+        reply = answer.reply() if isinstance(answer, Refusal) else answer
+        self.memory.replies.append(([key], reply))
+        if request.replayed and reply.kept and reply != _no_jobs:
+            tx.run(
+                "INSERT INTO replies (session, request, fingerprint, reply)"
+                " VALUES (:session, :request, :fingerprint, :reply)",
+                session=key[0],
+                request=key[1],
+                fingerprint=_fingerprint(request),
+                reply=_reply_to_text(reply).decode(),
+            )
+
+    def _kept(self, tx: Tx, ask: Ask) -> wire.Reply | None:
+        """The reply this request got before. Its lease, if it has one, is alive: a dead one took the reply along."""
+        row = tx.one(
+            "SELECT fingerprint, reply FROM replies WHERE session = :session AND request = :request",
+            session=ask.session,
+            request=ask.request_id,
+        )
+        if row is None:
+            return None
+        if row[0] != _fingerprint(ask.request):
+            raise OtherRequest
+        reply: wire.Reply = _text_to_reply(row[1])
+        return reply
+
+    def _park(self, tx: Tx, call: Call) -> None:
+        memory = self.memory
+        if call.until is not None and call.until <= tx.lease_ms:
+            memory.leave(call.key)
+            memory.replies.append(([call.key], call.late))
+            return
+        circle = memory.circle(call)
+        if circle is not None:
+            raise Deadlock(self._tell_circle(tx, circle))
+        memory.park(call)
+        behind = tuple(hold.token for hold in memory.holders(call)[:BEHIND_MAX])
+        memory.pushes.append((call.session, wire.Parked(call=call.request_id, ticket=call.ticket, behind=behind)))
+
+    def _tell_circle(self, tx: Tx, circle: list[Call]) -> str:
+        steps = []
+        for call in circle:
+            row = tx.one("SELECT worker, pid FROM sessions WHERE session = :session", session=call.session)
+            worker, pid = row or (call.session, 0)
+            waits_for = " or ".join(dict.fromkeys(f"{h.subject[0]} {h.subject[-1]}" for h in self.memory.holders(call)))
+            steps.append(f"{worker} (pid {pid}) waits for {waits_for}")
+        return f"this wait would never end: {', which is held while '.join(steps)}, which closes the circle"
+
+    # ------------------------------------------------------------------ lines
+
+    def _serve_lines(self, tx: Tx) -> None:
+        """Runs again, by age, those who stand in a line that was woken; up to the first that stays in it."""
+        memory = self.memory
+        waiting: dict[Topic, None] = {}
+        while True:
+            waiting.update(dict.fromkeys(memory.left))
+            waiting.update(dict.fromkeys(tx.woken))
+            memory.left.clear()
+            tx.woken.clear()
+            if not waiting:
+                return
+            line = next(iter(waiting))
+            del waiting[line]
+            for call in memory.line(line):
+                if call.away or memory.calls.get(call.key) is not call:
+                    continue
+                self._guarded(tx, call.key, lambda call=call: self._again(tx, call))
+                now = memory.calls.get(call.key)
+                if now is not None and line in now.lines:
+                    break
+            memory.left[:] = [other for other in memory.left if other != line]
+
+    def _again(self, tx: Tx, call: Call) -> None:
+        memory = self.memory
+        tx.caller = Caller(call.session, call.space, call.request_id, call.rank, call.ticket)
+        answer = dispatch.VERBS[type(call.request)](tx, call.request)
+        if not isinstance(answer, Parked):
+            memory.leave(call.key)
+            self._answer(tx, call.key, call.request, answer)
+            return
+        self._park(
+            tx,
+            Call(
+                session=call.session,
+                space=call.space,
+                request_id=call.request_id,
+                request=call.request,
+                rank=call.rank,
+                ticket=call.ticket,
+                since_ms=call.since_ms,
+                until=call.until,
+                late=answer.late,
+                lines=answer.lines,
+                signals=answer.signals,
+            ),
+        )
+
+    # ------------------------------------------------------------------ what the daemon does by itself
+
+    def _own(self, tx: Tx, entry: Entry) -> None:
+        memory = self.memory
+        if isinstance(entry, Opened):
+            self._opened(tx, entry)
+        elif isinstance(entry, Ended):
+            for call in memory.of_session(entry.session):
+                memory.leave(call.key)
+            memory.unsubscribe_all(entry.session)
+            sessions.end(tx, entry.session, entry.how)
+        elif isinstance(entry, Away):
+            memory.set_away(entry.session, entry.away)
+            if not entry.away:
+                tx.woken += [line for call in memory.of_session(entry.session) for line in call.lines]
+        elif isinstance(entry, Cancelled):
+            if memory.leave((entry.session, entry.request_id)) is None:
+                sessions.give_back(tx, entry.session, entry.request_id)
+        elif isinstance(entry, Acked):
+            for request_id in entry.request_ids:
+                tx.run(
+                    "DELETE FROM replies WHERE session = :session AND request = :request",
+                    session=entry.session,
+                    request=request_id,
+                )
+        else:
+            self._tick(tx)
+
+    def _opened(self, tx: Tx, entry: Opened) -> None:
+        row = entry.row
+        sessions.open_session(tx, row)
+        tx.caller = Caller(row.session, row.space)
+        ended = sessions.rejoin(tx, entry.runs)
+        welcome = msgspec.structs.replace(entry.welcome, ended=ended)
+        self.memory.replies.append(([(row.session, entry.request_id)], welcome))
+
+    def _tick(self, tx: Tx) -> None:
+        memory = self.memory
+        for token in memory.lapsed(tx.lease_ms):
+            sessions.lapse(tx, token)
+        for call in memory.late(tx.lease_ms):
+            memory.leave(call.key)
+            memory.replies.append(([call.key], call.late))
+        if memory.due_ms is not None and memory.due_ms <= tx.now_ms:
+            memory.due_ms = None
+            for tick in dispatch.TICKS:
+                due = tick(tx)
+                if due is not None:
+                    tx.due(due)
+
+
+_no_jobs = wire.JobsGranted()
+
+
+def _fingerprint(request: wire.Request[Any]) -> str:
+    """Tells two requests apart, whatever a repeat says of the time that is left."""
+    if isinstance(request, wire.WaitingRequest):
+        request = msgspec.structs.replace(request, again=False, wait_ms=None, ticket=0)
+    elif request.again:
+        request = msgspec.structs.replace(request, again=False)
+    return f"{zlib.crc32(wire.encode(request)):08x}"

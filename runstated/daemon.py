@@ -1,0 +1,287 @@
+"""The life of the daemon, from the first system call to the last.
+
+    umask, state directory, host check ── lock ── log, limits ── store, engine ── bind, listen ── lock text ── READY
+                                                                                                      │
+    lock given back <── store closed <── engine closed <── open calls told to reconnect <── SIGTERM, SIGINT, replaced
+
+The lock comes before anything is opened and is given back after everything is closed, so whoever holds it may replace a
+socket file and open the database without asking anybody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import logging
+import logging.handlers
+import os
+import resource
+import signal
+import socket
+import stat
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import runstate
+from runstate import paths, presence
+from runstated import lockfile, notify, settings
+from runstated.settings import Settings
+
+log = logging.getLogger("runstated")
+
+LOG_FORMAT = "%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s"
+
+
+class DaemonError(Exception):
+    """The daemon cannot start, or cannot go on; the message is for the user."""
+
+
+def serve(config: Settings, ready: Callable[[], None], *, foreground: bool) -> None:
+    """Run the daemon until it is told to stop. Raises LockHeld, DaemonError, UnfitError or OSError otherwise."""
+    life = run(config, ready, foreground=foreground)
+    try:
+        import uvloop
+    except ImportError:  # no CPython, or a platform it is not built for
+        asyncio.run(life)
+    else:
+        uvloop.run(life)
+
+
+async def run(config: Settings, ready: Callable[[], None], *, foreground: bool = True) -> None:
+    os.umask(0o077)
+    prepare_state_dir(config.state_dir)
+    lock = lockfile.acquire(config.lock, _lock_info(config, foreground))
+    try:
+        set_up_logging(config, foreground=foreground)
+        await _live(config, lock, ready)
+    except Exception as error:
+        log.error("cannot go on: %s", error, exc_info=not isinstance(error, DaemonError))
+        raise
+    finally:
+        lock.release()
+
+
+async def _live(config: Settings, lock: lockfile.Lock, ready: Callable[[], None]) -> None:
+    notifier = notify.Notifier()
+    raise_descriptor_limit()
+    stopping = _stop_on_signals()
+    log.info("runstated %s starts in %s", runstate.__version__, config.state_dir)
+    listener = Listener.open(config.socket)
+    service = Service(config, listener)
+    try:
+        await service.start()
+        lock.announce(replace(lock.info, socket=str(listener.path)))
+        notifier.ready(f"Listening on {listener.path}")
+        log.info("ready on %s", listener.path)
+        ready()
+        lost = await _watch(lock, listener, notifier, stopping)
+        notifier.stopping("Draining")
+        log.info("stopping: %s", lost or "asked to")
+    finally:
+        listener.unlink()  # first: who comes now sees "absent, but the lock is held" and waits for the next daemon
+        await service.stop()
+    if lost is not None:
+        raise DaemonError(lost)
+    log.info("stopped")
+
+
+class Service:
+    """The parts between the database and the socket, put together and taken apart in order.
+
+    The one place to change when a part's constructor does.
+    """
+
+    def __init__(self, config: Settings, listener: Listener) -> None:
+        self._config, self._listener = config, listener
+        self._undo: list[tuple[str, Callable[[], Awaitable[Any]]]] = []
+
+    async def start(self) -> None:
+        # Imported here, so that a refused second daemon and `--help` do not pay for the engine.
+        from runstated.clock import Clock
+        from runstated.engine import Engine
+        from runstated.server import Server
+        from runstated.store import sqlite
+
+        store = await sqlite.Store.open(self._config.database, sync=self._config.sync)
+        self._undo.append(("the store", store.close))
+        engine = Engine(store, Clock())
+        self._undo.append(("the engine", engine.close))
+        await engine.start()
+        server = Server(engine, version=runstate.__version__, socket_path=str(self._listener.path))
+        self._undo.append(("the server", server.drain))
+        await server.listen(self._listener.socket)
+
+    async def stop(self) -> None:
+        """The reverse of `start`, as far as it got. A part that hangs or fails does not keep the rest from closing."""
+        while self._undo:
+            name, close = self._undo.pop()
+            try:
+                await asyncio.wait_for(close(), settings.DRAIN_MS / 1000)
+            except asyncio.TimeoutError:
+                log.error("%s did not close within %d ms", name, settings.DRAIN_MS)
+            except Exception:
+                log.exception("%s failed to close", name)
+
+
+class Listener:
+    """The bound socket: our own, or one that the service manager opened and keeps."""
+
+    def __init__(self, sock: socket.socket, path: Path, *, is_own: bool) -> None:
+        self.socket, self.path, self.is_own = sock, path, is_own
+        self._identity = _identity(path) if is_own else None
+
+    @classmethod
+    def open(cls, path: Path) -> Listener:
+        for name, given in notify.listen_fds():
+            if given.family == socket.AF_UNIX and given.type == socket.SOCK_STREAM:
+                return cls(given, Path(given.getsockname()), is_own=False)
+            log.warning("the socket %r of the service manager is not a Unix stream socket; it is not used", name)
+            given.close()
+        return cls(bind(path), path, is_own=True)
+
+    def is_ours(self) -> bool:
+        """Whether clients that connect to the path reach us. A service manager's socket is the manager's affair."""
+        return not self.is_own or _identity(self.path) == self._identity
+
+    def refresh(self) -> None:
+        """Keep the cleaners of /tmp, which go by age, away from a socket there."""
+        if self.is_own and paths.is_short(self.path):
+            os.utime(self.path)
+
+    def unlink(self) -> None:
+        if self.is_own and self._identity is not None and self.is_ours():
+            self.path.unlink(missing_ok=True)
+            self._identity = None
+
+
+def bind(path: Path) -> socket.socket:
+    """A bound socket that does not listen yet. A stale file is replaced: we hold the lock, so its owner is gone.
+
+    Unless the path was named by hand and belongs to a daemon of another state directory: that one still answers.
+    """
+    if paths.is_short(path):
+        paths.private_directory(path.parent)
+    _remove_stale(path)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.bind(os.fspath(path))
+    except OSError as error:
+        sock.close()
+        raise DaemonError(f"cannot bind the socket {path}: {error.strerror or error}") from error
+    return sock
+
+
+def _remove_stale(path: Path) -> None:
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise DaemonError(f"{path} is in the way: it is not a socket; remove it or choose another --socket")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1)
+        try:
+            probe.connect(os.fspath(path))
+        except (ConnectionRefusedError, FileNotFoundError):
+            path.unlink(missing_ok=True)
+            return
+        except OSError as error:
+            raise DaemonError(f"the socket {path} is in use: {error.strerror or error}") from error
+    raise DaemonError(f"another process, of another state directory, listens on {path}; choose another --socket")
+
+
+async def _watch(
+    lock: lockfile.Lock, listener: Listener, notifier: notify.Notifier, stopping: asyncio.Event
+) -> str | None:
+    """Wait for the order to stop: None. Or until our lock or socket was replaced: what happened.
+
+    A file that was replaced means that a second daemon may start beside us without knowing; the state is safer when
+    this one goes. The same slow pulse feeds the service manager's watchdog.
+    """
+    pulse_s = settings.PULSE_MS / 1000
+    if notifier.watchdog_s is not None:
+        pulse_s = min(pulse_s, notifier.watchdog_s / 2)
+    while not stopping.is_set():
+        notifier.alive()
+        try:
+            await asyncio.wait_for(stopping.wait(), pulse_s)
+        except asyncio.TimeoutError:
+            if not lock.is_ours():
+                return f"the lock file {lock.path} was removed or replaced while we held it"
+            if not listener.is_ours():
+                return f"the socket {listener.path} was removed or replaced while we listened on it"
+            listener.refresh()
+    return None
+
+
+def _stop_on_signals() -> asyncio.Event:
+    """SIGTERM and SIGINT set the event; a second one ends the process at once, which loses nothing acknowledged."""
+    stopping = asyncio.Event()
+
+    def stop(number: int) -> None:
+        if stopping.is_set():
+            log.warning("second signal: leaving at once")
+            os._exit(128 + number)
+        stopping.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop, number)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the terminal we were started from may close
+    return stopping
+
+
+def prepare_state_dir(directory: Path) -> None:
+    """A directory of ours, mode 0700, on a file system that keeps its promises."""
+    try:
+        paths.private_directory(directory, follow=True)
+    except OSError as error:
+        raise DaemonError(f"cannot use the state directory: {error}") from error
+    lockfile.check_host(directory)
+
+
+def raise_descriptor_limit() -> None:
+    """Each client is a descriptor or two; the usual soft limit of 1024 is for programs that call select()."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == hard:
+        return
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (OSError, ValueError) as error:  # macOS calls the hard limit infinite and refuses it
+        log.info("the limit of open files stays at %d: %s", soft, error)
+
+
+def set_up_logging(config: Settings, *, foreground: bool) -> None:
+    handler: logging.Handler
+    if foreground:
+        handler = logging.StreamHandler(sys.stderr)
+    else:
+        handler = logging.handlers.RotatingFileHandler(
+            config.log, maxBytes=settings.LOG_BYTES_MAX, backupCount=settings.LOG_FILES_KEPT, encoding="utf-8"
+        )
+        faulthandler.enable()  # stderr is the log, too
+    handler.setFormatter(logging.Formatter(LOG_FORMAT))
+    root = logging.getLogger()
+    root.addHandler(handler)
+    root.setLevel(config.log_level.upper())
+
+
+def _lock_info(config: Settings, foreground: bool) -> presence.LockInfo:
+    return presence.LockInfo(
+        pid=os.getpid(),
+        version=runstate.__version__,
+        started=time.time(),
+        log="" if foreground else str(config.log),
+    )
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino

@@ -1,0 +1,118 @@
+"""Leases: the one primitive. Somebody holds something, under a token, until they let go, die or fall silent.
+
+    (nothing) --grant--> live --drop (completed, failed, released)--> gone
+                          |  ^ beat (in memory)
+                          +--lapse / death--> gone, and the noun says what that means for it
+
+A token is a number from a counter, never given twice. Everything that ends a hold deletes its row by the token in one
+statement: zero rows means "you lost it", never a second outcome. How long a lease still runs is kept in the daemon's
+memory, on the lease clock; after a restart every lease gets its full length again.
+"""
+
+from dataclasses import dataclass
+
+from runstated.lines import Topic
+from runstated.store.tx import Refusal, Tx
+
+SCHEMA = """
+CREATE TABLE leases (
+    token BIGINT NOT NULL PRIMARY KEY,
+    kind TEXT NOT NULL,
+    subject TEXT NOT NULL,
+    run TEXT NOT NULL,
+    session TEXT NOT NULL,
+    request BIGINT NOT NULL,
+    length_ms BIGINT NOT NULL CHECK (length_ms > 0),
+    granted_ms BIGINT NOT NULL
+);
+CREATE INDEX leases_of_session ON leases (session, request);
+CREATE INDEX leases_of_run ON leases (run);
+"""
+
+COLUMNS = "token, kind, subject, run, session, request, length_ms, granted_ms"
+
+
+class LeaseGone(Refusal):
+    """the hold is gone: it lapsed or was given back, and somebody else may have it now"""
+
+    code = "LEASE_LOST"
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A row. ``subject``: what is held, in the noun's own words (a once key, a job id)."""
+
+    token: int
+    kind: str
+    subject: str
+    run: str
+    session: str
+    request: int
+    length_ms: int
+    granted_ms: int
+
+    @property
+    def topic(self) -> Topic:
+        return topic(self.kind, self.subject, self.run)
+
+
+def topic(kind: str, subject: str, run: str) -> Topic:
+    """Where those stand who wait for what is held."""
+    return (kind, run, subject)
+
+
+def grant(tx: Tx, kind: str, subject: str, run: str, length_ms: int) -> int:
+    """A new hold of the caller; its token."""
+    token = tx.next("token")
+    session = tx.caller.session
+    tx.run(
+        f"INSERT INTO leases ({COLUMNS}) VALUES"
+        " (:token, :kind, :subject, :run, :session, :request, :length_ms, :granted_ms)",
+        token=token,
+        kind=kind,
+        subject=subject,
+        run=run,
+        session=session,
+        request=tx.caller.request_id,
+        length_ms=length_ms,
+        granted_ms=tx.now_ms,
+    )
+    tx.hold(token, session, length_ms, topic(kind, subject, run))
+    return token
+
+
+def drop(tx: Tx, token: int) -> Lease | None:
+    """Ends the hold, whoever asks; None when it is gone already."""
+    row = tx.one(f"DELETE FROM leases WHERE token = :token RETURNING {COLUMNS}", token=token)
+    if row is None:
+        return None
+    lease = Lease(*row)
+    tx.let_go(token)
+    # Who ends a hold has had the answer that granted it; and an answer with a dead token must never be given again.
+    tx.run(
+        "DELETE FROM replies WHERE session = :session AND request = :request",
+        session=lease.session,
+        request=lease.request,
+    )
+    return lease
+
+
+def of_session(tx: Tx, session: str) -> list[Lease]:
+    """What a session holds, oldest first."""
+    rows = tx.all(f"SELECT {COLUMNS} FROM leases WHERE session = :session ORDER BY token", session=session)
+    return [Lease(*row) for row in rows]
+
+
+def of_request(tx: Tx, session: str, request: int) -> list[Lease]:
+    """What one request of a session was given and still holds."""
+    rows = tx.all(
+        f"SELECT {COLUMNS} FROM leases WHERE session = :session AND request = :request ORDER BY token",
+        session=session,
+        request=request,
+    )
+    return [Lease(*row) for row in rows]
+
+
+def all_live(tx: Tx) -> list[Lease]:
+    """Every hold there is (for the start of the daemon)."""
+    return [Lease(*row) for row in tx.all(f"SELECT {COLUMNS} FROM leases ORDER BY token")]

@@ -1,0 +1,443 @@
+"""Queues and jobs: work handed to worker processes.
+
+    send --> ready --admit--> running --complete----------------------> succeeded
+              ^  ^              |---fail, attempts left--> delayed
+              |  +--due---------|-----------------------------+
+              |                 |---fail, attempts used up, no retry---> failed
+              |                 |---lapse, death, attempts used up-----> failed
+              +-----------------+---lapse, death, attempts left
+              +-----------------+---given back (not counted)
+    ready | delayed | running --its run ends--> cancelled (read through the run's state)
+
+A queue belongs to the space, a job to a run. Delivery n has ``attempt`` n, and a delivery that ends by death counts, so
+a job that kills its workers ends. The same key in a run is the same job, finished or failed too. Workers stand in the
+lines (queue, run) of their queues; a job that becomes ready wakes the line of its own run and of each run above.
+"""
+
+import zlib
+from dataclasses import dataclass
+
+from runstate import wire
+from runstated.domain import leases, payloads, runs
+from runstated.lines import Topic
+from runstated.store.tx import Conflict, NotFound, Parked, Refusal, Tx
+
+SCHEMA = """
+CREATE TABLE queues (
+    space TEXT NOT NULL,
+    queue TEXT NOT NULL,
+    attempts INTEGER NOT NULL CHECK (attempts BETWEEN 1 AND 100),
+    PRIMARY KEY (space, queue)
+);
+CREATE TABLE queue_counts (
+    space TEXT NOT NULL,
+    queue TEXT NOT NULL,
+    state TEXT NOT NULL,
+    jobs BIGINT NOT NULL,
+    PRIMARY KEY (space, queue, state)
+);
+CREATE TABLE jobs (
+    job TEXT NOT NULL PRIMARY KEY,
+    space TEXT NOT NULL,
+    queue TEXT NOT NULL,
+    run TEXT NOT NULL,
+    key TEXT NOT NULL,
+    state TEXT NOT NULL CHECK (state IN ('ready', 'delayed', 'running', 'succeeded', 'failed')),
+    attempt INTEGER NOT NULL DEFAULT 0,
+    needs BIGINT NOT NULL DEFAULT 0,
+    age BIGINT NOT NULL,
+    due_ms BIGINT,
+    input TEXT NOT NULL,
+    result TEXT,
+    reason TEXT,
+    token BIGINT,
+    created_ms BIGINT NOT NULL,
+    ended_ms BIGINT,
+    CHECK ((state = 'delayed') = (due_ms IS NOT NULL)),
+    CHECK ((state = 'succeeded') = (result IS NOT NULL)),
+    CHECK ((state IN ('succeeded', 'failed')) = (ended_ms IS NOT NULL))
+);
+CREATE UNIQUE INDEX jobs_by_key ON jobs (run, queue, key);
+CREATE INDEX jobs_ready ON jobs (queue, run, needs, age) WHERE state = 'ready';
+CREATE INDEX jobs_due ON jobs (due_ms) WHERE state = 'delayed';
+"""
+
+KIND = "job"
+BACKOFF_MS_MIN = 500
+BACKOFF_MS_MAX = 30_000
+DUE_IN_ONE_STEP = 200
+NO_NEEDS = 0  # the id of the empty set of requirements
+
+COLUMNS = "job, space, queue, run, key, state, attempt, input, result, reason, token"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A row, as far as the rules need it."""
+
+    job: str
+    space: str
+    queue: str
+    run: str
+    key: str
+    state: str
+    attempt: int
+    input: str
+    result: str | None
+    reason: str | None
+    token: int | None
+
+
+def line(queue: str, run: str) -> Topic:
+    """Where workers stand who take jobs of ``queue`` from ``run`` and all under it."""
+    return ("queue", run, queue)
+
+
+def signal(job: Job) -> Topic:
+    return leases.topic(KIND, job.job, job.run)
+
+
+# ---------------------------------------------------------------------------------------------------- verbs
+
+
+def declare(tx: Tx, request: wire.QueuesDeclare) -> wire.QueueView:
+    """Creates or verifies a queue; without ``attempts`` it must exist."""
+    attempts = _declared(tx, request.queue, request.attempts)
+    return wire.QueueView(queue=request.queue, attempts=attempts)
+
+
+def send(tx: Tx, request: wire.QueuesSend) -> wire.JobView:
+    """The job of this key: a new one, or the one there is, whatever has become of it."""
+    payloads.check("input", request.input)
+    run = runs.active(tx, request.run)
+    _declared(tx, request.queue, request.attempts)
+    known = tx.one(
+        f"SELECT {COLUMNS} FROM jobs WHERE run = :run AND queue = :queue AND key = :key",
+        run=run.run,
+        queue=request.queue,
+        key=request.key,
+    )
+    if known is not None:
+        return _view(Job(*known))
+    job = tx.new_id("j")
+    tx.run(
+        "INSERT INTO jobs (job, space, queue, run, key, state, needs, age, input, created_ms)"
+        " VALUES (:job, :space, :queue, :run, :key, 'ready', :needs, :age, :input, :now)",
+        job=job,
+        space=run.space,
+        queue=request.queue,
+        run=run.run,
+        key=request.key,
+        needs=NO_NEEDS,
+        age=tx.caller.ticket,
+        input=request.input,
+        now=tx.now_ms,
+    )
+    _count(tx, run.space, request.queue, None, "ready")
+    _emit(tx, "task.submitted", run.run, job, request.key, request.queue)
+    _wake(tx, request.queue, run)
+    return wire.JobView(job=job, state="ready")
+
+
+def result(tx: Tx, request: wire.QueuesResult) -> wire.JobView | Parked:
+    """The job once it has ended; a job whose run is over counts as cancelled."""
+    job = _get(tx, request.job)
+    view = _view(job)
+    if job.state in ("succeeded", "failed"):
+        return view
+    run = runs.get(tx, job.run)
+    if runs.refusal(run, tx.now_ms) is not None:
+        return _cancelled(job)
+    return Parked(lines=(), signals=(signal(job), runs.signal(job.run)), late=view)
+
+
+def admit(tx: Tx, request: wire.QueuesAdmit) -> wire.JobsGranted | Parked:
+    """Up to the free places of each queue, oldest jobs first; waits while there are none."""
+    grants: list[wire.JobGrant] = []
+    lines: list[Topic] = []
+    for source, wanted in enumerate(request.queues):
+        run = runs.active(tx, wanted.run)
+        lines.append(line(wanted.queue, run.run))
+        for _ in range(wanted.places):
+            job = _oldest_ready(tx, wanted.queue, run)
+            if job is None:
+                break
+            grants.append(_start(tx, job, wanted.lease_ms, source))
+    if grants:
+        return wire.JobsGranted(jobs=tuple(grants))
+    signals = tuple(dict.fromkeys(runs.signal(wanted.run) for wanted in request.queues))
+    return Parked(lines=tuple(dict.fromkeys(lines)), signals=signals, late=wire.JobsGranted())
+
+
+def complete(tx: Tx, request: wire.QueuesComplete) -> wire.JobView | Refusal:
+    """Records the result; a repeat by the token that did so is answered alike."""
+    payloads.check("result", request.result)
+    job = _get(tx, request.job)
+    lease = leases.drop(tx, request.token)
+    if lease is None and job.state == "succeeded" and job.token == request.token:
+        return _view(job)
+    refused = _not_held(tx, job, lease)
+    if refused is not None:
+        return refused
+    row = tx.one(
+        "UPDATE jobs SET state = 'succeeded', result = :result, ended_ms = :now"
+        f" WHERE job = :job AND token = :token AND state = 'running' RETURNING {COLUMNS}",
+        job=job.job,
+        token=request.token,
+        result=request.result,
+        now=tx.now_ms,
+    )
+    assert row is not None, "who holds the lease holds the job"
+    return _ended(tx, Job(*row), "task.succeeded")
+
+
+def fail(tx: Tx, request: wire.QueuesFail) -> wire.JobView | Refusal:
+    """Counts a failure: tried again after a pause, or failed for good."""
+    job = _get(tx, request.job)
+    refused = _not_held(tx, job, leases.drop(tx, request.token))
+    if refused is not None:
+        return refused
+    reason = f"handler_error: {request.error}"
+    if not request.retry or job.attempt >= _attempts(tx, job):
+        return _failed(tx, job, reason)
+    due = tx.now_ms + backoff_ms(job.job, job.attempt)
+    _move(tx, job, "delayed", due_ms=due, reason=reason)
+    tx.due(due)
+    _emit(tx, "task.retried", job.run, job.job, job.key, job.queue, reason=reason, attempt=job.attempt)
+    return wire.JobView(job=job.job, state="delayed", attempt=job.attempt, reason=reason)
+
+
+# ---------------------------------------------------------------------------------------------------- leases, time
+
+
+def gone(tx: Tx, lease: leases.Lease, how: str) -> None:
+    """A delivery ended without an outcome (``how``: lapsed, died, released): the job is ready for the next worker at
+    once, or has failed if that was its last attempt. A job that was given back has not used an attempt."""
+    job = _row(tx, lease.subject)
+    if job is None or job.state != "running" or job.token != lease.token:
+        return
+    run = runs.get_any(tx, job.run)
+    if runs.refusal(run, tx.now_ms) is not None:
+        return  # cancelled with its run; tidied with it
+    if how != "released" and job.attempt >= _attempts(tx, job):
+        _failed(tx, job, "worker_died" if how == "died" else "lease_expired")
+        return
+    _move(tx, job, "ready", attempt=job.attempt - (how == "released"))
+    _wake(tx, job.queue, run)
+
+
+def tick(tx: Tx) -> int | None:
+    """Delayed jobs whose pause is over become ready; when to look again."""
+    rows = tx.all(
+        f"SELECT {COLUMNS} FROM jobs WHERE state = 'delayed' AND due_ms <= :now ORDER BY due_ms LIMIT :many",
+        now=tx.now_ms,
+        many=DUE_IN_ONE_STEP,
+    )
+    for row in rows:
+        job = Job(*row)
+        _move(tx, job, "ready", reason=job.reason)
+        run = runs.get_any(tx, job.run)
+        if runs.refusal(run, tx.now_ms) is None:
+            _wake(tx, job.queue, run)
+    first = tx.one("SELECT due_ms FROM jobs WHERE state = 'delayed' ORDER BY due_ms LIMIT 1")
+    return first[0] if first else None
+
+
+def tidy(tx: Tx, run: str, many: int) -> int:
+    """Removes the jobs of an ended run that nobody works on, at most ``many``; how many went.
+
+    A job that was cut off is kept a while as the answer to those who still ask for it: it goes with the run's row.
+    """
+    rows = tx.all(
+        "DELETE FROM jobs WHERE job IN (SELECT job FROM jobs WHERE run = :run LIMIT :many)"
+        " RETURNING space, queue, state",
+        run=run,
+        many=many,
+    )
+    for space, queue, state in rows:
+        _count(tx, space, queue, state, None)
+    return len(rows)
+
+
+def backoff_ms(job: str, attempt: int) -> int:
+    """The pause after a failed attempt: doubling from half a second to 30 s, with up to 25 % of jitter either way.
+
+    The jitter comes from the job's id and attempt, so that a batch of jobs that failed together does not return
+    together, and a replay gives the same times.
+    """
+    pause = min(BACKOFF_MS_MAX, BACKOFF_MS_MIN * 2 ** min(attempt - 1, 10))
+    share = zlib.crc32(f"{job}/{attempt}".encode()) / 0xFFFFFFFF
+    return int(max(BACKOFF_MS_MIN, min(BACKOFF_MS_MAX, pause * (0.75 + share / 2))))
+
+
+# ---------------------------------------------------------------------------------------------------- helpers
+
+
+def _declared(tx: Tx, queue: str, attempts: int | None) -> int:
+    """The queue's attempts; creates it when they are given. Raises NotFound or Conflict."""
+    space = tx.caller.space
+    row = tx.one("SELECT attempts FROM queues WHERE space = :space AND queue = :queue", space=space, queue=queue)
+    if row is None:
+        if attempts is None:
+            raise NotFound(f"queue {queue} not found")
+        tx.run(
+            "INSERT INTO queues (space, queue, attempts) VALUES (:space, :queue, :attempts)",
+            space=space,
+            queue=queue,
+            attempts=attempts,
+        )
+        return attempts
+    found: int = row[0]
+    if attempts is not None and attempts != found:
+        raise Conflict(f"queue {queue} exists with attempts={found}, this process declares attempts={attempts}")
+    return found
+
+
+def _attempts(tx: Tx, job: Job) -> int:
+    row = tx.one(
+        "SELECT attempts FROM queues WHERE space = :space AND queue = :queue", space=job.space, queue=job.queue
+    )
+    assert row is not None, "a job's queue exists"
+    return int(row[0])
+
+
+def _get(tx: Tx, job: str) -> Job:
+    row = tx.one(f"SELECT {COLUMNS} FROM jobs WHERE job = :job AND space = :space", job=job, space=tx.caller.space)
+    if row is None:
+        raise NotFound(f"job {job} not found")
+    return Job(*row)
+
+
+def _row(tx: Tx, job: str) -> Job | None:
+    """The job, whatever its space: for what the daemon does on its own."""
+    row = tx.one(f"SELECT {COLUMNS} FROM jobs WHERE job = :job", job=job)
+    return Job(*row) if row else None
+
+
+def _oldest_ready(tx: Tx, queue: str, run: runs.Run) -> Job | None:
+    """The oldest ready job of the queue in the run or any active run under it: one look into the index for each."""
+    low, high = runs.below(run.path)
+    row = tx.one(
+        "SELECT run, age FROM (SELECT runs.run AS run, (SELECT age FROM jobs WHERE jobs.queue = :queue"
+        " AND jobs.run = runs.run AND jobs.needs = :needs AND jobs.state = 'ready' ORDER BY age LIMIT 1) AS age"
+        " FROM runs WHERE runs.path >= :low AND runs.path < :high AND runs.state = 'active'"
+        " AND (runs.deadline_ms IS NULL OR runs.deadline_ms > :now)) AS heads"
+        " WHERE age IS NOT NULL ORDER BY age LIMIT 1",
+        queue=queue,
+        needs=NO_NEEDS,
+        low=low,
+        high=high,
+        now=tx.now_ms,
+    )
+    if row is None:
+        return None
+    found = tx.one(
+        f"SELECT {COLUMNS} FROM jobs WHERE queue = :queue AND run = :run AND needs = :needs AND state = 'ready'"
+        " ORDER BY age LIMIT 1",
+        queue=queue,
+        run=row[0],
+        needs=NO_NEEDS,
+    )
+    return Job(*found) if found else None
+
+
+def _start(tx: Tx, job: Job, lease_ms: int, source: int) -> wire.JobGrant:
+    token = leases.grant(tx, KIND, job.job, job.run, lease_ms)
+    _move(tx, job, "running", token=token, attempt=job.attempt + 1)
+    name = tx.one("SELECT name FROM runs WHERE run = :run", run=job.run)
+    return wire.JobGrant(
+        token=token,
+        job=job.job,
+        run=job.run,
+        run_name=name[0] if name else None,
+        key=job.key,
+        input=job.input,
+        attempt=job.attempt + 1,
+        source=source,
+    )
+
+
+def _not_held(tx: Tx, job: Job, lease: leases.Lease | None) -> Refusal | None:
+    """Why the lease can end nothing: it is gone, or the job's run is over (never a run's refusal: a worker also
+    serves child runs, and must not take the end of one for the end of its own)."""
+    if lease is None or (lease.kind, lease.subject) != (KIND, job.job):
+        return leases.LeaseGone(f"the hold on job {job.job} is gone: another worker may have taken it over")
+    if runs.refusal(runs.get(tx, job.run), tx.now_ms) is not None:
+        return leases.LeaseGone(f"the hold on job {job.job} is gone: its run is over")
+    return None
+
+
+def _failed(tx: Tx, job: Job, reason: str) -> wire.JobView:
+    _move(tx, job, "failed", reason=reason, ended_ms=tx.now_ms, counted=False)
+    failed = _row(tx, job.job)
+    assert failed is not None, "it was there a statement ago"
+    return _ended(tx, failed, "task.failed", reason=reason, attempts=job.attempt)
+
+
+def _ended(tx: Tx, job: Job, event: str, **more: object) -> wire.JobView:
+    _count(tx, job.space, job.queue, "running", job.state)
+    view = _view(job)
+    tx.answer(signal(job), view)
+    _emit(tx, event, job.run, job.job, job.key, job.queue, **more)
+    return view
+
+
+def _move(
+    tx: Tx,
+    job: Job,
+    state: str,
+    *,
+    attempt: int | None = None,
+    token: int | None = None,
+    due_ms: int | None = None,
+    reason: str | None = None,
+    ended_ms: int | None = None,
+    counted: bool = True,
+) -> None:
+    changed = tx.run(
+        "UPDATE jobs SET state = :state, attempt = :attempt, token = :token, due_ms = :due_ms, reason = :reason,"
+        " ended_ms = :ended_ms WHERE job = :job AND state = :before",
+        job=job.job,
+        before=job.state,
+        state=state,
+        attempt=job.attempt if attempt is None else attempt,
+        token=job.token if token is None else token,
+        due_ms=due_ms,
+        reason=reason,
+        ended_ms=ended_ms,
+    )
+    assert changed == 1, "a job is moved from the state it was read in"
+    if counted:
+        _count(tx, job.space, job.queue, job.state, state)
+
+
+def _count(tx: Tx, space: str, queue: str, before: str | None, after: str | None) -> None:
+    """Keeps the counts by state, which are for display only."""
+    for state, change in ((before, -1), (after, 1)):
+        if state is not None:
+            tx.run(
+                "INSERT INTO queue_counts (space, queue, state, jobs) VALUES (:space, :queue, :state, :change)"
+                " ON CONFLICT (space, queue, state) DO UPDATE SET jobs = queue_counts.jobs + :change",
+                space=space,
+                queue=queue,
+                state=state,
+                change=change,
+            )
+
+
+def _wake(tx: Tx, queue: str, run: runs.Run) -> None:
+    for each in runs.above(run):
+        tx.wake(line(queue, each))
+
+
+def _view(job: Job) -> wire.JobView:
+    return wire.JobView(job=job.job, state=job.state, attempt=job.attempt, result=job.result, reason=job.reason)
+
+
+def _cancelled(job: Job) -> wire.JobView:
+    return wire.JobView(job=job.job, state="cancelled", attempt=job.attempt, reason="scope_cancelled")
+
+
+def _emit(tx: Tx, event: str, run: str, job: str, key: str, queue: str, **more: object) -> None:
+    data = {"scopeId": run, "taskId": job, "taskKey": key, "queue": queue, **more}
+    tx.emit(event, run, data)

@@ -1,0 +1,133 @@
+"""Sessions: who uses the daemon, and what becomes of what they held when they are gone.
+
+    hello --> open --bye | its process died | not resumed in time--> gone: all it held is handed on, in one step
+
+A session is one process's connection with one configuration. Its row names the process, so that after a restart of
+the daemon the holders that are gone can be told from those that will be back. This file stands above the nouns: it
+alone knows which noun a kind of lease belongs to.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from runstate import wire
+from runstated.domain import leases, once, queues, runs
+from runstated.store.tx import Tx
+
+SCHEMA = """
+CREATE TABLE sessions (
+    session TEXT NOT NULL PRIMARY KEY,
+    space TEXT NOT NULL,
+    worker TEXT NOT NULL,
+    process TEXT NOT NULL,
+    pid INTEGER NOT NULL,
+    command TEXT NOT NULL,
+    opened_ms BIGINT NOT NULL
+);
+"""
+
+GONE: Mapping[str, Callable[[Tx, leases.Lease, str], None]] = {
+    once.KIND: once.gone,
+    queues.KIND: queues.gone,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A row. ``process``: see processes.Process.to_text; empty where the daemon cannot tell."""
+
+    session: str
+    space: str
+    worker: str
+    process: str
+    pid: int
+    command: str
+
+
+def open_session(tx: Tx, session: Session) -> None:
+    """Writes the row; a session that comes back only changes its worker label."""
+    tx.run(
+        "INSERT INTO sessions (session, space, worker, process, pid, command, opened_ms)"
+        " VALUES (:session, :space, :worker, :process, :pid, :command, :now)"
+        " ON CONFLICT (session) DO UPDATE SET worker = excluded.worker",
+        session=session.session,
+        space=session.space,
+        worker=session.worker,
+        process=session.process,
+        pid=session.pid,
+        command=session.command,
+        now=tx.now_ms,
+    )
+
+
+def rejoin(tx: Tx, names: tuple[str, ...]) -> tuple[wire.RunEnded, ...]:
+    """The session wants to hear of the end of these runs; those that are over already are told at once."""
+    ended = []
+    for name in names:
+        row = tx.one(
+            f"SELECT {runs.COLUMNS} FROM runs WHERE run = :run AND space = :space", run=name, space=tx.caller.space
+        )
+        run = runs.Run(*row) if row else None
+        over = runs.refusal(run, tx.now_ms) if run else None
+        if run is None:
+            ended.append(wire.RunEnded(run=name, state="stopped", message=f"the run {name} is not known any more"))
+        elif over is not None:
+            state = runs.effective(run, tx.now_ms)
+            ended.append(wire.RunEnded(run=name, state=state, message=str(over)))
+        else:
+            tx.subscribe(runs.signal(name))
+    return tuple(ended)
+
+
+def end(tx: Tx, session: str, how: str) -> None:
+    """The session is gone (``how``: died, or released after an orderly end): all it held is handed on."""
+    for lease in leases.of_session(tx, session):
+        hand_on(tx, lease, how)
+    runs.leave(tx, session)
+    tx.run("DELETE FROM replies WHERE session = :session", session=session)
+    tx.run("DELETE FROM sessions WHERE session = :session", session=session)
+
+
+def lapse(tx: Tx, token: int) -> None:
+    """A lease has not been renewed in time: its holder is told that it has lost it."""
+    row = tx.one(f"SELECT {leases.COLUMNS} FROM leases WHERE token = :token", token=token)
+    if row is not None:
+        lease = leases.Lease(*row)
+        hand_on(tx, lease, "lapsed")
+        tx.push(lease.session, wire.LeaseLost(token=token, reason="the lease was not renewed in time"))
+
+
+def release(tx: Tx, request: wire.Release) -> wire.Ok:
+    """Gives a hold back without an outcome; a token that is gone already is no error."""
+    lease = leases.drop(tx, request.token)
+    if lease is not None:
+        GONE[lease.kind](tx, lease, "released")
+    return wire.Ok()
+
+
+def give_back(tx: Tx, session: str, request: int) -> None:
+    """The caller of a request has gone: whatever the request was given and is still held goes back."""
+    for lease in leases.of_request(tx, session, request):
+        hand_on(tx, lease, "released")
+    tx.run("DELETE FROM replies WHERE session = :session AND request = :request", session=session, request=request)
+
+
+def hand_on(tx: Tx, lease: leases.Lease, how: str) -> None:
+    """Ends a hold without an outcome and lets its noun say what that means."""
+    if leases.drop(tx, lease.token) is None:
+        return
+    GONE[lease.kind](tx, lease, how)
+    if how != "released":
+        _emit_lost(tx, lease, how)
+
+
+def get_all(tx: Tx) -> list[Session]:
+    """Every session there is (for the start of the daemon)."""
+    return [Session(*row) for row in tx.all("SELECT session, space, worker, process, pid, command FROM sessions")]
+
+
+def _emit_lost(tx: Tx, lease: leases.Lease, how: str) -> None:
+    row = tx.one("SELECT worker, pid FROM sessions WHERE session = :session", session=lease.session)
+    worker, pid = row or ("", 0)
+    data = {"scopeId": lease.run, "kind": lease.kind, "name": lease.subject, "worker": worker, "pid": pid, "how": how}
+    tx.emit("lease.lost", lease.run, data)

@@ -1,0 +1,89 @@
+"""Status: what the daemon knows, for people. Reads only, and never more than ``limit`` rows of anything."""
+
+from runstate import wire
+from runstated.domain import runs
+from runstated.store.tx import Tx
+
+HOLDINGS_PER_ENTRY = 10  # a worker rarely holds more; the list of workers stays readable
+
+
+def look(tx: Tx, request: wire.StatusGet) -> wire.StatusView:
+    """The part of the status that is in the database; ``daemon`` and ``waits`` are filled in by who knows them."""
+    limit = request.limit
+    holding: dict[str, list[wire.Holding]] = {}
+    for session, held in holdings(tx, limit * HOLDINGS_PER_ENTRY):
+        holding.setdefault(session, []).append(held)
+    views = [
+        wire.WorkerView(
+            session=session,
+            worker=worker,
+            pid=pid,
+            command=command,
+            connected=False,
+            holdings=tuple(holding.get(session, ())),
+        )
+        for session, worker, pid, command in workers(tx, limit + 1)
+    ]
+    found_runs, found_queues = active_runs(tx, limit + 1), queues(tx, limit + 1)
+    lists = {"runs": found_runs, "workers": views, "queues": found_queues}
+    return wire.StatusView(
+        runs=found_runs[:limit],
+        workers=tuple(views[:limit]),
+        queues=found_queues[:limit],
+        more=tuple(name for name, entries in lists.items() if len(entries) > limit),
+    )
+
+
+def active_runs(tx: Tx, limit: int) -> tuple[wire.RunView, ...]:
+    """The youngest active runs."""
+    rows = tx.all(
+        f"SELECT {runs.COLUMNS} FROM runs WHERE space = :space AND state = 'active'"
+        " AND (deadline_ms IS NULL OR deadline_ms > :now) ORDER BY created_ms DESC LIMIT :limit",
+        space=tx.caller.space,
+        now=tx.now_ms,
+        limit=limit,
+    )
+    return tuple(runs.view(runs.Run(*row), tx.now_ms) for row in rows)
+
+
+def holdings(tx: Tx, limit: int) -> list[tuple[str, wire.Holding]]:
+    """Who holds what: (session, holding), oldest first. A job is shown by its key."""
+    rows = tx.all(
+        "SELECT leases.session, leases.token, leases.kind, leases.subject, leases.granted_ms, runs.name, jobs.key"
+        " FROM leases JOIN runs ON runs.run = leases.run"
+        " LEFT JOIN jobs ON leases.kind = 'job' AND jobs.job = leases.subject"
+        " WHERE runs.space = :space ORDER BY leases.token LIMIT :limit",
+        space=tx.caller.space,
+        limit=limit,
+    )
+    return [
+        (session, wire.Holding(token=token, kind=kind, name=key or subject, run=run, since_ms=since))
+        for session, token, kind, subject, since, run, key in rows
+    ]
+
+
+def workers(tx: Tx, limit: int) -> list[tuple[str, str, int, str]]:
+    """The sessions: (session, worker label, pid, command line)."""
+    rows = tx.all(
+        "SELECT session, worker, pid, command FROM sessions WHERE space = :space ORDER BY opened_ms LIMIT :limit",
+        space=tx.caller.space,
+        limit=limit,
+    )
+    return [(session, worker, pid, command) for session, worker, pid, command in rows]
+
+
+def queues(tx: Tx, limit: int) -> tuple[wire.QueueView, ...]:
+    """The queues, with how many of their jobs are in which state."""
+    rows = tx.all(
+        "SELECT queue, attempts FROM queues WHERE space = :space ORDER BY queue LIMIT :limit",
+        space=tx.caller.space,
+        limit=limit,
+    )
+    counts: dict[str, dict[str, int]] = {}
+    for queue, state, jobs in tx.all(
+        "SELECT queue, state, jobs FROM queue_counts WHERE space = :space AND jobs > 0", space=tx.caller.space
+    ):
+        counts.setdefault(queue, {})[state] = jobs
+    return tuple(
+        wire.QueueView(queue=queue, attempts=attempts, counts=counts.get(queue, {})) for queue, attempts in rows
+    )

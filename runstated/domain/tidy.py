@@ -1,0 +1,49 @@
+"""Tidying: what ended runs leave behind goes in small steps, so that the end of a run of 100,000 jobs holds up nobody.
+
+A run's keys and jobs read through its state from the moment it ends; their rows may go at any later time. The run's own
+row stays a while longer, so that late questions ("what became of my job?") get a true answer.
+"""
+
+from runstated.domain import once, queues
+from runstated.store.tx import Tx
+
+ROWS_IN_ONE_STEP = 500
+KEPT_MS = 10 * 60_000  # late questions about its jobs are answered until then
+RUN_KEPT_MS = 7 * 24 * 3_600_000  # `status` on a run that has ended
+EVENTS_KEPT = 200_000  # newest events of all runs together; about 60 MB
+EVENTS_IN_ONE_STEP = 2_000
+
+
+def tick(tx: Tx) -> int | None:
+    """One step; when to look again (at once, if there is more to do)."""
+    again = [_ended_runs(tx), _old_events(tx)]
+    times = [at for at in again if at is not None]
+    return min(times) if times else None
+
+
+def _ended_runs(tx: Tx) -> int | None:
+    row = tx.one("SELECT run, ended_ms FROM runs WHERE state <> 'active' AND tidied = 0 ORDER BY ended_ms LIMIT 1")
+    if row is None:
+        return None
+    run, ended_ms = row
+    due: int = ended_ms + KEPT_MS
+    if tx.now_ms < due:
+        return due
+    gone = queues.tidy(tx, run, ROWS_IN_ONE_STEP) or once.tidy(tx, run, ROWS_IN_ONE_STEP)
+    if not gone:
+        tx.run("UPDATE runs SET tidied = 1 WHERE run = :run", run=run)
+        tx.run(
+            "DELETE FROM runs WHERE state <> 'active' AND tidied = 1 AND ended_ms < :before"
+            " AND run NOT IN (SELECT run FROM leases)",
+            before=tx.now_ms - RUN_KEPT_MS,
+        )
+    return tx.now_ms
+
+
+def _old_events(tx: Tx) -> int | None:
+    row = tx.one("SELECT max(event), min(event) FROM events")
+    if row is None or row[0] is None or row[0] - row[1] < EVENTS_KEPT + EVENTS_IN_ONE_STEP:
+        return None
+    last_gone = min(row[0] - EVENTS_KEPT, row[1] + EVENTS_IN_ONE_STEP)
+    tx.run("DELETE FROM events WHERE event < :last_gone", last_gone=last_gone)
+    return tx.now_ms

@@ -1,0 +1,382 @@
+"""The engine: the only place where things wait. Batches, commit, replies, deadlines.
+
+    submit ──> what is waiting ──one hop──> batch.Executor on the database's thread ──COMMIT──> replies, pushes
+       └─ a settled `once` result is answered from memory; verbs that only read go to the reader's connection
+
+Order inside a batch: what gives something back, then what lapses, then the rest by arrival. Nothing is acknowledged
+before it is on disk. While the disk refuses, requests get a retryable UNAVAILABLE, the lease clock stands, and what the
+daemon itself has to do (deaths, lapses) is kept until a batch commits.
+"""
+
+import asyncio
+import logging
+import sqlite3
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+from runstate import wire
+from runstated import dispatch
+from runstated.batch import Acked, Ask, Cancelled, Entry, Executor, Lost, Tick
+from runstated.cache import Cache
+from runstated.clock import Clock
+from runstated.domain import leases, sessions
+from runstated.lines import CallKey, Memory, Settled
+from runstated.settings import BATCH_REQUESTS_MAX
+from runstated.store.sqlite import WAL_CHECKPOINT_BYTES, Store
+from runstated.store.tx import Caller, Refusal, Tx
+
+log = logging.getLogger(__name__)
+
+EPOCH = "epoch"  # counter of the daemon's starts: the upper part of every arrival number
+EPOCH_BITS = 40
+SLICE = 1_000  # replies sent in one turn of the loop, so that 10^5 waiters of one result do not hold up the rest
+OVERSLEPT_MS = 1_000  # a batch longer than this is time in which no beat was heard
+RETRY_S_MIN = 0.5  # how soon the daemon's own entries are tried again after a failed batch ...
+RETRY_S_MAX = 5.0  # ... doubling up to this
+CHECKPOINT_EVERY = 256  # batches between two looks at the size of the WAL
+
+
+class Outbox(Protocol):
+    """Where replies and pushes go: the sessions. What is for a session that is away is dropped."""
+
+    def reply(self, session: str, request_id: int, body: bytes) -> None: ...
+
+    def push(self, session: str, body: bytes) -> None: ...
+
+
+class Engine:
+    """See the module. All methods belong to the loop's thread."""
+
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self.store = store
+        self.clock = clock
+        self.memory = Memory()
+        self.trouble: str | None = None
+        self.known: list[sessions.Session] = []  # the sessions of the daemon's last life
+        self.outbox: Outbox | None = None
+        self.overview: Callable[[wire.StatusView, str, int], wire.StatusView] | None = None
+        self._executor = Executor(self.memory, clock, store.instance)
+        self._cache = Cache()
+        self._first: deque[Entry] = deque()  # what gives something back
+        self._rest: deque[Entry] = deque()
+        self._alone: list[list[Entry]] = []  # batches to run again by themselves
+        self._kept: list[Entry] = []  # the daemon's own, waiting for a disk that works again
+        self._tick_wanted = False
+        self._gate: list[Ask] | None = None  # requests held back until the lines open
+        self._unknown_beats: list[tuple[str, int]] = []
+        self._in_flight = False
+        self._wake = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._worker: asyncio.Task[None] | None = None
+        self._retry_s = RETRY_S_MIN
+        self._batches = 0
+        self._arrivals = 0
+        self._epoch = 0
+
+    # ------------------------------------------------------------------ life
+
+    async def start(self) -> None:
+        """Reads what the last life of the daemon left. Every lease gets its full length again."""
+        loop = asyncio.get_running_loop()
+        self._steady = self.clock.steady_alarm(loop, self._on_steady)
+        self._wall = self.clock.wall_alarm(loop, self._on_wall)
+        self.known = await self.store.write(self._load)
+        self._worker = asyncio.create_task(self._work(), name="engine")
+        self.memory.due(self.clock.wall_ms())
+        self._want_tick()
+
+    def _load(self, connection: sqlite3.Connection) -> list[sessions.Session]:
+        memory, lease_ms = self.memory, self.clock.lease_ms()
+        tx = Tx(connection, memory, self.store.instance)
+        for counter, value in tx.all("SELECT counter, value FROM counters WHERE counter NOT LIKE 'instance:%'"):
+            memory.counters[counter] = value
+        connection.execute("BEGIN IMMEDIATE")
+        self._epoch = memory.count(EPOCH)
+        connection.execute(
+            "INSERT INTO counters (counter, value) VALUES (:counter, :value)"
+            " ON CONFLICT (counter) DO UPDATE SET value = excluded.value",
+            {"counter": EPOCH, "value": self._epoch},
+        )
+        connection.execute("COMMIT")
+        for lease in leases.all_live(tx):
+            memory.hold(lease.token, lease.session, lease.length_ms, lease.topic, lease_ms)
+        memory.commit()
+        return sessions.get_all(tx)
+
+    async def settle(self) -> None:
+        """Waits until everything submitted so far has been committed or refused."""
+        if self._in_flight or self._has_work():
+            self._idle.clear()
+            await self._idle.wait()
+
+    async def close(self) -> None:
+        """Finishes what was submitted, then stops. What cannot be written is left as it is on disk."""
+        self.open_lines()
+        if self._worker is not None:
+            if self.trouble is None:
+                await self.settle()
+            self._worker.cancel()
+            await asyncio.gather(self._worker, *self._tasks, return_exceptions=True)
+            self._steady.close()
+            self._wall.close()
+
+    # ------------------------------------------------------------------ in
+
+    def ask(self, session: str, space: str, request_id: int, request: wire.Request[Any]) -> None:
+        """A request of a session; the answer goes to the outbox."""
+        if type(request) is wire.OnceAcquire and not request.again:
+            cached = self._cache.get(Settled(space, request.run, request.key), self.clock.wall_ms())
+            if cached is not None:
+                self._send([(session, request_id)], cached)
+                return
+        if request.reads:
+            self._spawn(self._read(session, space, request_id, request))
+            return
+        self._arrivals += 1
+        ticket = (self._epoch << EPOCH_BITS) + self._arrivals
+        if isinstance(request, wire.WaitingRequest) and request.again and request.ticket:
+            ticket = min(ticket, request.ticket)
+        ask = Ask(session, space, request_id, request, ticket, self.clock.lease_ms())
+        if self._gate is not None and isinstance(request, wire.WaitingRequest):
+            self._gate.append(ask)
+        else:
+            self.submit(ask, first=request.gives)
+
+    def submit(self, entry: Entry, *, first: bool = False) -> None:
+        """Anything that wants to be part of a batch."""
+        (self._first if first else self._rest).append(entry)
+        self._wake.set()
+
+    def cancel(self, session: str, request_id: int) -> None:
+        """The caller of a request has gone."""
+        if self._gate is not None:
+            self._gate = [ask for ask in self._gate if ask.key != (session, request_id)]
+        self.submit(Cancelled(session, request_id))
+
+    def acknowledge(self, session: str, request_ids: tuple[int, ...]) -> None:
+        """Kept replies have arrived."""
+        self.submit(Acked(session, request_ids))
+
+    def beat(self, session: str, tokens: Iterable[int]) -> None:
+        """Renews leases, in memory. A session is told of a token that it does not hold."""
+        now = self.clock.lease_ms()
+        for token in tokens:
+            if not self.memory.beat(session, token, now):
+                # A batch in flight may be taken back, and with it the end of this lease: ask again after it.
+                self._unknown_beats.append((session, token))
+        if self._unknown_beats and not self._in_flight:
+            self._tell_unknown_beats()
+
+    def _tell_unknown_beats(self) -> None:
+        now = self.clock.lease_ms()
+        unknown, self._unknown_beats = self._unknown_beats, []
+        for session, token in unknown:
+            if not self.memory.beat(session, token, now):
+                self._push(session, wire.LeaseLost(token=token, reason="the lease is gone"))
+
+    # ------------------------------------------------------------------ the gate after a restart
+
+    def hold_back(self) -> None:
+        """Keeps requests that may stand in a line until ``open_lines``: the sessions of the daemon's last life get the
+        time to come back, each to its old place."""
+        self._gate = []
+
+    def open_lines(self) -> None:
+        """Lets in what was held back, by arrival numbers."""
+        if self._gate is not None:
+            waiting, self._gate = sorted(self._gate, key=lambda ask: ask.ticket), None
+            self._rest.extend(waiting)
+            self._wake.set()
+
+    # ------------------------------------------------------------------ batches
+
+    def _has_work(self) -> bool:
+        return bool(self._first or self._rest or self._alone or self._tick_wanted)
+
+    async def _work(self) -> None:
+        while True:
+            if not self._has_work():
+                self._idle.set()
+                self._wake.clear()
+                await self._wake.wait()
+            await self._batch(self._take())
+
+    def _take(self) -> list[Entry]:
+        if self._alone:
+            return self._alone.pop(0)
+        entries: list[Entry] = []
+        while self._first and len(entries) < BATCH_REQUESTS_MAX:
+            entries.append(self._first.popleft())
+        if self._tick_wanted:
+            self._tick_wanted = False
+            entries.append(Tick())
+        while self._rest and len(entries) < BATCH_REQUESTS_MAX:
+            entries.append(self._rest.popleft())
+        return entries
+
+    async def _batch(self, entries: list[Entry]) -> None:
+        began = self.clock.steady_ms()
+        self._in_flight = True
+        try:
+            done = await self.store.write(lambda connection: self._executor.run(connection, entries))
+        except Lost as lost:
+            await self._lost(entries, lost)
+        except sqlite3.Error as error:  # the file could not be opened again
+            await self._lost(entries, Lost(None, error))
+        else:
+            self._give_back(entries[done:])
+            self._committed()
+        finally:
+            self._in_flight = False
+        took = self.clock.steady_ms() - began
+        if took > OVERSLEPT_MS:
+            self.clock.skip(took)
+        if self._unknown_beats:
+            self._tell_unknown_beats()
+        self._arm()
+
+    def _give_back(self, entries: list[Entry]) -> None:
+        """What did not fit into the batch comes first in the next."""
+        for entry in reversed(entries):
+            if isinstance(entry, Tick):
+                self._tick_wanted = True
+            elif isinstance(entry, Ask) and entry.request.gives:
+                self._first.appendleft(entry)
+            else:
+                self._rest.appendleft(entry)
+
+    def _committed(self) -> None:
+        memory = self.memory
+        for settled, deadline_ms, result in memory.settled:
+            self._cache.put(settled, deadline_ms, wire.encode(result))
+        for run in memory.forgotten_runs:
+            self._cache.drop(run)
+        replies, pushes = list(memory.replies), list(memory.pushes)
+        for logged in (memory.settled, memory.forgotten_runs, memory.replies, memory.pushes):
+            logged.clear()
+        for session, push in pushes:
+            self._push(session, push)
+        for keys, reply in replies:
+            self._send(keys, wire.encode(reply))
+        self._batches += 1
+        if self._batches % CHECKPOINT_EVERY == 0 and self.store.wal_bytes() > WAL_CHECKPOINT_BYTES:
+            self._spawn(self._checkpoint())
+        if self.trouble is not None:
+            log.warning("writes work again")
+            self.trouble = None
+            self._retry_s = RETRY_S_MIN
+            self.clock.thaw()
+
+    async def _lost(self, entries: list[Entry], lost: Lost) -> None:
+        """Nothing of the batch counts. Who is at fault is refused; the others are run again, or told to retry."""
+        if lost.index is not None:
+            # One statement ended the transaction: those before it are run again in a batch of their own.
+            before, fault, after = entries[: lost.index], entries[lost.index], entries[lost.index + 1 :]
+            self._refuse([fault], lost)
+            self._alone += [batch for batch in (before, after) if batch]
+        else:
+            # The outcome of a COMMIT that failed is unknown: the connection is given up, the callers may ask again.
+            self._refuse(entries, lost)
+            await self.store.reopen()
+        if self.trouble is None:
+            self.clock.freeze()
+            log.error("writes fail: %s", lost.cause)
+        self.trouble = str(lost.cause)
+
+    def _refuse(self, entries: list[Entry], lost: Lost) -> None:
+        error = wire.encode(
+            wire.Error(
+                code="UNAVAILABLE",
+                message=f"the daemon cannot write to its database ({lost.cause}); nothing was recorded",
+                retryable=True,
+            )
+        )
+        keep = [entry for entry in entries if not isinstance(entry, Ask | Tick)]
+        for entry in entries:
+            if isinstance(entry, Ask):
+                self._send([entry.key], error)
+        if keep or any(isinstance(entry, Tick) for entry in entries):
+            self._kept += keep
+            asyncio.get_running_loop().call_later(self._retry_s, self._retry)
+            self._retry_s = min(RETRY_S_MAX, self._retry_s * 2)
+
+    def _retry(self) -> None:
+        kept, self._kept = self._kept, []
+        self._rest.extendleft(reversed(kept))
+        self._want_tick()
+
+    async def _checkpoint(self) -> None:
+        try:
+            await self.store.checkpoint()
+        except sqlite3.Error as error:
+            log.warning("checkpoint failed: %s", error)
+
+    # ------------------------------------------------------------------ reads
+
+    async def _read(self, session: str, space: str, request_id: int, request: wire.Request[Any]) -> None:
+        def work(connection: sqlite3.Connection) -> wire.Reply:
+            tx = Tx(connection, self.memory, self.store.instance)
+            tx.now_ms, tx.lease_ms = self.clock.wall_ms(), self.clock.lease_ms()
+            tx.caller = Caller(session, space, request_id)
+            answer = dispatch.VERBS[type(request)](tx, request)
+            assert isinstance(answer, wire.Reply), "a verb that only reads answers at once"
+            return answer
+
+        reply: wire.Reply
+        try:
+            reply = await self.store.read(work)
+            if isinstance(reply, wire.StatusView) and isinstance(request, wire.StatusGet) and self.overview is not None:
+                reply = self.overview(reply, space, request.limit)
+        except Refusal as refusal:
+            reply = refusal.reply()
+        except sqlite3.Error as error:
+            reply = wire.Error(
+                code="UNAVAILABLE", message=f"the daemon cannot read its database: {error}", retryable=True
+            )
+        except Exception as fault:
+            log.exception("a read failed")
+            reply = wire.Error(code="INTERNAL", message=f"the daemon failed at this request ({type(fault).__name__})")
+        self._send([(session, request_id)], wire.encode(reply))
+
+    # ------------------------------------------------------------------ out
+
+    def _send(self, keys: list[CallKey], body: bytes) -> None:
+        if self.outbox is None:
+            return
+        for session, request_id in keys[:SLICE]:
+            self.outbox.reply(session, request_id, body)
+        if len(keys) > SLICE:
+            asyncio.get_running_loop().call_soon(self._send, keys[SLICE:], body)
+
+    def _push(self, session: str, push: wire.Push) -> None:
+        if self.outbox is not None:
+            self.outbox.push(session, wire.encode(push))
+
+    # ------------------------------------------------------------------ time
+
+    def _arm(self) -> None:
+        steady = self.memory.next_steady()
+        self._steady.arm(None if steady is None else self.clock.steady_at(steady))
+        self._wall.arm(self.memory.due_ms)
+
+    def _on_steady(self, planned_ms: int) -> None:
+        self.clock.late(planned_ms)
+        # All that has arrived is read before leases lapse: two turns of the loop, each of which polls the sockets.
+        loop = asyncio.get_running_loop()
+        loop.call_soon(loop.call_soon, self._want_tick)
+
+    def _on_wall(self) -> None:
+        self._want_tick()
+
+    def _want_tick(self) -> None:
+        if self.trouble is not None and self._kept:
+            return  # the retry brings it
+        self._tick_wanted = True
+        self._wake.set()
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)  # a task that nobody refers to may be collected while it runs
+        task.add_done_callback(self._tasks.discard)

@@ -1,0 +1,82 @@
+"""What `status` shows beside the database: the daemon itself, who is connected, who waits for what behind whom."""
+
+import os
+
+import msgspec
+
+from runstate import wire
+from runstated.engine import Engine
+from runstated.lines import Call
+from runstated.sessions import Sessions
+
+
+class Overview:
+    """Completes a StatusView. Runs on the loop between two batches or beside one: display only."""
+
+    def __init__(self, engine: Engine, sessions: Sessions, *, version: str, socket_path: str) -> None:
+        self._engine = engine
+        self._sessions = sessions
+        self._version = version
+        self._socket_path = socket_path
+        self._started_ms = engine.clock.wall_ms()
+
+    def complete(self, view: wire.StatusView, space: str, limit: int) -> wire.StatusView:
+        """The view with ``daemon``, ``waits`` and what is only in memory of its workers."""
+        calls = [call for call in list(self._engine.memory.calls.values()) if call.space == space]
+        calls.sort(key=lambda call: (call.rank, call.ticket))
+        return msgspec.structs.replace(
+            view,
+            daemon=self._daemon(),
+            workers=tuple(self._worker(worker) for worker in view.workers),
+            waits=tuple(self._wait(call) for call in calls[:limit]),
+            more=view.more + (("waits",) if len(calls) > limit else ()),
+        )
+
+    def _daemon(self) -> wire.DaemonView:
+        store = self._engine.store
+        return wire.DaemonView(
+            version=self._version,
+            pid=os.getpid(),
+            started_ms=self._started_ms,
+            now_ms=self._engine.clock.wall_ms(),
+            socket=self._socket_path,
+            state_dir=str(store.path.parent),
+            database_bytes=store.database_bytes(),
+            wal_bytes=store.wal_bytes(),
+            sessions=len(self._sessions),
+            trouble=self._engine.trouble,
+        )
+
+    def _worker(self, worker: wire.WorkerView) -> wire.WorkerView:
+        held = tuple(
+            msgspec.structs.replace(holding, until_ms=self._until_ms(holding.token)) for holding in worker.holdings
+        )
+        return msgspec.structs.replace(worker, connected=self._sessions.is_connected(worker.session), holdings=held)
+
+    def _until_ms(self, token: int) -> int | None:
+        hold = self._engine.memory.holds.get(token)
+        return None if hold is None else self._in_wall_time(hold.expires)
+
+    def _in_wall_time(self, lease_ms: int) -> int:
+        clock = self._engine.clock
+        return clock.wall_ms() + lease_ms - clock.lease_ms()
+
+    def _wait(self, call: Call) -> wire.WaitView:
+        memory = self._engine.memory
+        waits_for = (*call.lines, *call.signals)[0]
+        row = self._sessions.row(call.session)
+        behind = []
+        for hold in memory.holders(call)[:8]:
+            holder = self._sessions.row(hold.session)
+            behind.append(f"{holder.worker} (pid {holder.pid})" if holder else hold.session)
+        return wire.WaitView(
+            worker=row.worker if row else "",
+            pid=row.pid if row else 0,
+            kind=waits_for[0],
+            name=waits_for[-1],
+            run=waits_for[1],
+            since_ms=call.since_ms,
+            until_ms=None if call.until is None else self._in_wall_time(call.until),
+            ahead=memory.position(call),
+            behind=tuple(behind),
+        )

@@ -1,0 +1,210 @@
+"""Sockets: accept, frame, decode, hand over, encode. Knows no verb but those of the connection itself."""
+
+import asyncio
+import logging
+import os
+import socket
+from typing import Any, cast
+
+import msgspec
+
+from runstate import framing, wire
+from runstated import overview, processes
+from runstated.engine import Engine
+from runstated.sessions import HelloRefused, Origin, Sessions
+from runstated.settings import CONNECTIONS_PER_PROCESS_MAX, HELLO_MS, LISTEN_BACKLOG
+
+log = logging.getLogger(__name__)
+
+UNSENT_BYTES_MAX = 64 * 1024 * 1024  # a client that does not read its replies is cut off here
+
+
+class Server:
+    """The listener of the Unix socket."""
+
+    def __init__(self, engine: Engine, *, version: str, socket_path: str) -> None:
+        self.engine = engine
+        self.sessions = Sessions(engine, version, os.getpid())
+        self.connections: set[Connection] = set()
+        self.connections_of: dict[int, int] = {}
+        self.all_gone = asyncio.Event()
+        self._overview = overview.Overview(engine, self.sessions, version=version, socket_path=socket_path)
+        self._server: asyncio.Server | None = None
+
+    async def listen(self, sock: socket.socket) -> None:
+        """Accepts on a bound socket, after the sessions of the daemon's last life have been looked at."""
+        self.engine.overview = self._overview.complete
+        await self.sessions.restore(self.engine.known)
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_unix_server(lambda: Connection(self), sock=sock, backlog=LISTEN_BACKLOG)
+        self.sessions.listening()
+
+    async def drain(self) -> None:
+        """Accepts nobody any more, tells the clients to reconnect, waits until all that was submitted is committed."""
+        if self._server is not None:
+            self._server.close()
+        self.sessions.drain()
+        await self.engine.settle()
+        self.all_gone.clear()
+        for connection in list(self.connections):
+            connection.end()
+        if self.connections:
+            await self.all_gone.wait()
+
+
+class Connection(asyncio.Protocol):
+    """One client."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._engine = server.engine
+        self._splitter = framing.Splitter()
+        self._transport: asyncio.Transport | None = None
+        self._session: str | None = None
+        self._space = ""
+        self._pid = 0
+        self._hello_timer: asyncio.TimerHandle | None = None
+
+    # ------------------------------------------------------------------ the transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._server.connections.add(self)
+        peer = processes.peer(self._transport.get_extra_info("socket"))
+        self._pid = peer.pid
+        count = self._server.connections_of.get(peer.pid, 0) + 1
+        self._server.connections_of[peer.pid] = count
+        if peer.uid not in (processes.NOBODY, 0, os.getuid()):
+            self._fail(0, "FORBIDDEN", f"this daemon belongs to the user {os.getuid()}, not to {peer.uid}")
+        elif peer.pid and count > CONNECTIONS_PER_PROCESS_MAX:
+            self._fail(0, "UNAVAILABLE", f"process {peer.pid} has more than {CONNECTIONS_PER_PROCESS_MAX} connections")
+        else:
+            loop = asyncio.get_running_loop()
+            self._hello_timer = loop.call_later(HELLO_MS / 1000, self._no_hello)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        server = self._server
+        server.connections.discard(self)
+        if not server.connections:
+            server.all_gone.set()
+        left = server.connections_of.get(self._pid, 1) - 1
+        if left:
+            server.connections_of[self._pid] = left
+        else:
+            server.connections_of.pop(self._pid, None)
+        if self._hello_timer is not None:
+            self._hello_timer.cancel()
+        if self._session is not None:
+            server.sessions.lost(self._session, self)
+        self._transport = None
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            frames = self._splitter.feed(data)
+        except framing.FrameError as error:
+            self._fail(0, "VALIDATION_FAILED", str(error))
+            return
+        for request_id, body in frames:
+            if self._transport is None or self._transport.is_closing():
+                return
+            self._frame(request_id, body)
+
+    def pause_writing(self) -> None:
+        if self._transport is not None and self._transport.get_write_buffer_size() > UNSENT_BYTES_MAX:
+            log.warning("process %d does not read its replies: the connection is closed", self._pid)
+            self._transport.abort()
+
+    # ------------------------------------------------------------------ frames
+
+    def _frame(self, request_id: int, body: bytes) -> None:
+        try:
+            request: wire.Request[Any] = wire.decode_request(body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            if self._session is None:
+                self._fail(request_id, "VALIDATION_FAILED", f"the first frame must be a hello: {error}")
+            else:
+                log.info("process %d sent a request that is not valid: %s", self._pid, error)
+                self._error(request_id, "VALIDATION_FAILED", f"the request is not valid: {error}")
+            return
+        kind = type(request)
+        if self._session is None:
+            if kind is wire.Hello:
+                self._hello(request_id, cast(wire.Hello, request))
+            else:
+                self._fail(request_id, "VALIDATION_FAILED", "the first frame must be a hello")
+        elif kind in _OF_THE_CONNECTION:
+            self._connection_verb(request_id, request)
+        else:
+            self._engine.ask(self._session, self._space, request_id, request)
+
+    def _connection_verb(self, request_id: int, request: wire.Request[Any]) -> None:
+        assert self._session is not None, "only after the hello"
+        if isinstance(request, wire.Beat):
+            self._engine.beat(self._session, request.tokens)
+        elif isinstance(request, wire.Cancel):
+            self._engine.cancel(self._session, request.call)
+        elif isinstance(request, wire.Ack):
+            self._engine.acknowledge(self._session, request.calls)
+        elif isinstance(request, wire.Bye):
+            session, self._session = self._session, None
+            self._server.sessions.bye(session)
+            self.send(request_id, _OK) if request_id else None
+            self.end()
+            return
+        else:
+            self._error(request_id, "VALIDATION_FAILED", "this connection has said hello already")
+            return
+        if request_id:
+            self.send(request_id, _OK)
+
+    def _hello(self, request_id: int, hello: wire.Hello) -> None:
+        assert self._transport is not None, "a frame came over it"
+        sock = self._transport.get_extra_info("socket")
+        try:
+            pidfd = processes.open_pidfd(sock, self._pid) if self._pid else None
+            process = processes.of(self._pid, pidfd) if self._pid else None
+        except OSError as error:
+            self._fail(request_id, "UNAVAILABLE", f"the daemon is short of descriptors: {error}")
+            return
+        try:
+            self._session = self._server.sessions.hello(self, request_id, hello, Origin(self._pid, process, pidfd))
+        except HelloRefused as refused:
+            if pidfd is not None:
+                os.close(pidfd)
+            self._fail(request_id, refused.code, str(refused))
+            return
+        self._space = hello.space
+        if self._hello_timer is not None:
+            self._hello_timer.cancel()
+            self._hello_timer = None
+
+    def _no_hello(self) -> None:
+        self._fail(0, "VALIDATION_FAILED", "no hello came in time")
+
+    # ------------------------------------------------------------------ out
+
+    def send(self, request_id: int, body: bytes) -> None:
+        """Sends one frame; one that is too large becomes an error."""
+        if self._transport is not None:
+            try:
+                frame = framing.pack(request_id, body)
+            except framing.FrameError as error:
+                frame = framing.pack(request_id, wire.encode(wire.Error(code="INTERNAL", message=str(error))))
+            self._transport.write(frame)
+
+    def end(self) -> None:
+        """Closes the connection, once what was sent is on its way."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def _error(self, request_id: int, code: str, message: str) -> None:
+        self.send(request_id, wire.encode(wire.Error(code=code, message=message)))
+
+    def _fail(self, request_id: int, code: str, message: str) -> None:
+        log.warning("a connection of process %d is closed: %s", self._pid, message)
+        self._error(request_id, code, message)
+        self.end()
+
+
+_OF_THE_CONNECTION = frozenset((wire.Hello, wire.Beat, wire.Cancel, wire.Ack, wire.Bye))
+_OK = wire.encode(wire.Ok())

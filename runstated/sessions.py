@@ -1,0 +1,261 @@
+"""Who is connected: hello, peer credentials, the death of a process, the time to come back.
+
+    hello --> connected --bye--------------------------------------------> ended, what it held is given back
+                 |  ^ hello with the same id, from the same process
+                 +--connection lost--> away --RESUME_MS passed-----------> ended, as if it had died
+                 +-----------------------+----the kernel says it died----> ended, died
+
+The kernel's word (a pidfd) decides. Where there is none (another pid namespace, no pidfds) the connection's end does.
+"""
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import Protocol
+
+from runstate import wire
+from runstate.wire import PROTOCOL, PROTOCOL_MIN
+from runstated import processes
+from runstated.batch import Away, Ended, Opened
+from runstated.clock import LATE_MS
+from runstated.domain import sessions as rows
+from runstated.engine import Engine
+from runstated.processes import Deaths, Process
+from runstated.settings import OPENING_MS, RESUME_MS
+
+log = logging.getLogger(__name__)
+
+
+class Wire(Protocol):
+    """A connection, as far as sessions need it."""
+
+    def send(self, request_id: int, body: bytes) -> None: ...
+
+    def end(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Who is at the other end, by the kernel. ``pidfd`` belongs to whoever holds this."""
+
+    pid: int
+    process: Process | None
+    pidfd: int | None
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """One session that is open. ``watched``: the kernel tells of its process's death."""
+
+    row: rows.Session
+    process: Process | None
+    watched: bool
+    wire: Wire | None = None
+    timer: asyncio.TimerHandle | None = None
+
+
+class HelloRefused(Exception):
+    """The hello cannot be accepted; ``code`` and the message go to the client."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Sessions:
+    """All sessions; the outbox of the engine."""
+
+    def __init__(self, engine: Engine, version: str, pid: int) -> None:
+        self._engine = engine
+        self._version = version
+        self._pid = pid
+        self._loop = asyncio.get_running_loop()
+        self._deaths = Deaths(self._loop)
+        self._open: dict[str, Session] = {}
+        self._of_process: dict[Process, dict[str, None]] = {}
+        self._expected: set[str] = set()
+        self._opening: asyncio.TimerHandle | None = None
+        self._closing = False
+        engine.outbox = self
+
+    # ------------------------------------------------------------------ after a restart
+
+    async def restore(self, known: list[rows.Session]) -> None:
+        """Takes over the sessions of the daemon's last life. Those whose process is gone have let go of everything
+        when this returns; for the others the lines stay shut until they are back, or OPENING_MS have passed."""
+        for row in known:
+            try:
+                process = Process.from_text(row.process) if row.process else None
+                pidfd = processes.reopen(process) if process else None
+            except (processes.UnknownProcess, ValueError):
+                process = pidfd = None
+            if process is not None and pidfd is None:
+                self._engine.submit(Ended(row.session, "died"))
+                continue
+            self._add(Session(row, process, watched=pidfd is not None), pidfd)
+            self._expected.add(row.session)
+        if self._expected:
+            self._engine.hold_back()
+        await self._engine.settle()
+
+    def listening(self) -> None:
+        """The socket accepts from now on: the time to come back begins."""
+        for name in self._expected:
+            self._give_time(self._open[name])
+        if self._expected:
+            self._opening = self._loop.call_later(OPENING_MS / 1000, self._open_lines)
+
+    def _open_lines(self) -> None:
+        if self._opening is not None:
+            self._opening.cancel()
+            self._opening = None
+            self._expected.clear()
+            self._engine.open_lines()
+
+    # ------------------------------------------------------------------ in
+
+    def hello(self, connection: Wire, request_id: int, hello: wire.Hello, origin: Origin) -> str:
+        """Opens or resumes a session for a connection; its id. Welcome follows when the session is on disk.
+
+        Raises HelloRefused.
+        """
+        protocol = min(PROTOCOL, hello.protocol)
+        if protocol < max(PROTOCOL_MIN, hello.protocol_min):
+            raise HelloRefused(
+                "PROTOCOL",
+                f"this daemon ({self._version}) speaks protocol {PROTOCOL_MIN} to {PROTOCOL}, the client"
+                f" {hello.protocol_min} to {hello.protocol}: install matching versions",
+            )
+        session = self._open.get(hello.session)
+        resumed = session is not None
+        if session is None:
+            session = self._new(hello, origin)
+        else:
+            self._check_same(session, hello, origin)
+            if session.wire is not None:
+                session.wire.end()
+        session.wire = connection
+        if session.timer is not None:
+            session.timer.cancel()
+            session.timer = None
+        welcome = wire.Welcome(protocol=protocol, version=self._version, pid=self._pid, resumed=resumed)
+        self._engine.submit(Opened(session.row, request_id, hello.runs, welcome))
+        if resumed:
+            self._engine.submit(Away(hello.session, away=False))
+        self._expected.discard(hello.session)
+        if not self._expected:
+            self._open_lines()
+        return hello.session
+
+    def bye(self, name: str) -> None:
+        """The session ends in good order."""
+        self._end(name, "released")
+
+    def lost(self, name: str, connection: Wire) -> None:
+        """A connection has ended without a bye."""
+        session = self._open.get(name)
+        if session is None or session.wire is not connection or self._closing:
+            return
+        session.wire = None
+        self._engine.submit(Away(name, away=True))
+        self._give_time(session)
+
+    def drain(self) -> None:
+        """Tells everybody to reconnect; sessions stay as they are on disk for the next life of the daemon."""
+        self._closing = True
+        body = wire.encode(wire.Reconnect())
+        for session in self._open.values():
+            if session.wire is not None:
+                session.wire.send(0, body)
+            if session.timer is not None:
+                session.timer.cancel()
+        if self._opening is not None:
+            self._opening.cancel()
+        self._deaths.close()
+
+    # ------------------------------------------------------------------ out
+
+    def reply(self, session: str, request_id: int, body: bytes) -> None:
+        found = self._open.get(session)
+        if request_id and found is not None and found.wire is not None:
+            found.wire.send(request_id, body)
+
+    def push(self, session: str, body: bytes) -> None:
+        found = self._open.get(session)
+        if found is not None and found.wire is not None:
+            found.wire.send(0, body)
+
+    def is_connected(self, session: str) -> bool:
+        """Whether a session has a connection now (for display)."""
+        found = self._open.get(session)
+        return found is not None and found.wire is not None
+
+    def row(self, session: str) -> rows.Session | None:
+        """Who a session is."""
+        found = self._open.get(session)
+        return found.row if found else None
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    # ------------------------------------------------------------------ helpers
+
+    def _new(self, hello: wire.Hello, origin: Origin) -> Session:
+        row = rows.Session(
+            session=hello.session,
+            space=hello.space,
+            worker=hello.worker,
+            process=origin.process.to_text() if origin.process and origin.pidfd is not None else "",
+            pid=origin.pid or hello.pid,
+            command=hello.command,
+        )
+        session = Session(row, origin.process, watched=origin.pidfd is not None)
+        self._add(session, origin.pidfd)
+        return session
+
+    def _check_same(self, session: Session, hello: wire.Hello, origin: Origin) -> None:
+        if session.process is not None and origin.process != session.process:
+            raise HelloRefused("CONFLICT", f"the session {hello.session} belongs to another process")
+        if hello.space != session.row.space:
+            raise HelloRefused("CONFLICT", f"the session {hello.session} belongs to another space")
+
+    def _add(self, session: Session, pidfd: int | None) -> None:
+        self._open[session.row.session] = session
+        if session.process is not None and pidfd is not None:
+            self._of_process.setdefault(session.process, {})[session.row.session] = None
+            self._deaths.watch(session.process, pidfd, self._on_death)
+
+    def _on_death(self, process: Process) -> None:
+        for name in list(self._of_process.get(process, ())):
+            self._end(name, "died", told_by_kernel=True)
+
+    def _end(self, name: str, how: str, *, told_by_kernel: bool = False) -> None:
+        session = self._open.pop(name, None)
+        if session is None:
+            return
+        if session.timer is not None:
+            session.timer.cancel()
+        if session.watched and session.process is not None:
+            names = self._of_process[session.process]
+            del names[name]
+            if not names:
+                del self._of_process[session.process]
+            if not told_by_kernel:
+                self._deaths.forget(session.process)
+        connection, session.wire = session.wire, None
+        if connection is not None and how == "died":
+            connection.end()
+        self._engine.submit(Ended(name, how), first=True)
+        self._expected.discard(name)
+        if not self._expected:
+            self._open_lines()
+
+    def _give_time(self, session: Session) -> None:
+        planned = self._loop.time() + RESUME_MS / 1000
+        session.timer = self._loop.call_at(planned, self._time_is_up, session, planned)
+
+    def _time_is_up(self, session: Session, planned: float) -> None:
+        if (self._loop.time() - planned) * 1000 > LATE_MS:
+            self._give_time(session)  # we overslept, and with us perhaps the hello
+            return
+        self._end(session.row.session, "died")

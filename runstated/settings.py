@@ -1,0 +1,156 @@
+"""Every knob of the daemon, with its default, unit, bounds and the reason for the number.
+
+A setting comes from, first to last: the command line, a RUNSTATED_* variable, the configuration file (TOML), the
+default. A value that cannot be used is refused with the place it came from and what is allowed there: a daemon that
+guesses is found out weeks later.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from runstate import paths
+
+KIB = 1024
+MIB = 1024 * KIB
+
+# -- The wire ----------------------------------------------------------------------------------------------------------
+FRAME_BYTES_MAX = 8 * MIB  # a gather of 100 inputs of 64 KiB, with room; a longer length is noise, not a request
+OPENING_MS = 2_000  # after a restart, lines open at the latest now, when live sessions have not all come back
+HELLO_MS = 10_000  # a connection that has not said hello by now holds a descriptor for nothing
+CONNECTIONS_PER_PROCESS_MAX = 256  # a process that leaks connections is stopped long before the descriptors run out
+LISTEN_BACKLOG = 4_096  # hundreds of agents may start in one second; the kernel cuts this to net.core.somaxconn
+DESCRIPTORS_RESERVED = 64  # kept free for the database, the log and pidfds, whatever the number of connections
+
+# -- The engine --------------------------------------------------------------------------------------------------------
+BATCH_REQUESTS_MAX = 256  # bounds what one failed COMMIT puts in doubt
+BATCH_VERBS_MS = 10  # bounds how long the first request of a batch waits for the fsync it shares
+CACHE_BYTES = 32 * MIB  # results of done `once` keys, answered without the database; half of the memory target
+
+# -- Sessions and leases -----------------------------------------------------------------------------------------------
+RESUME_MS = 5_000  # a lost Unix connection may come back for this long before its session ends
+
+# -- The store ---------------------------------------------------------------------------------------------------------
+WAL_BYTES_MAX = 64 * MIB  # the log is cut back to this after a checkpoint (journal_size_limit)
+WAL_CHECKPOINT_PAGES = 4_096  # 16 MiB of 4 KiB pages: a checkpoint costs milliseconds, and the log stays in the cache
+
+# -- The life of the daemon --------------------------------------------------------------------------------------------
+DRAIN_MS = 10_000  # SIGTERM to exit; what is not answered by then is re-issued by its client anyway
+PULSE_MS = 30_000  # watchdog and "are lock and socket still ours": the only periodic wake-up of an idle daemon
+LOG_BYTES_MAX = 4 * MIB  # one log file
+LOG_FILES_KEPT = 3  # older log files beside it: with the current one, 16 MiB at most
+
+SYNC_MODES = ("full", "normal")
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+class SettingsError(ValueError):
+    """A setting that cannot be used; the message names where it was read and what is allowed there."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What one daemon runs with."""
+
+    state_dir: Path
+    socket: Path
+    sync: Literal["full", "normal"] = (
+        "full"  # fsync per commit, or per checkpoint (a power cut may lose the last second)
+    )
+    log_level: str = "info"
+    config: Path | None = None  # the file that was read, if there was one
+
+    @property
+    def database(self) -> Path:
+        return self.state_dir / paths.DATABASE_NAME
+
+    @property
+    def log(self) -> Path:
+        return self.state_dir / paths.LOG_NAME
+
+    @property
+    def lock(self) -> Path:
+        return self.state_dir / paths.LOCK_NAME
+
+    @property
+    def stopped(self) -> Path:
+        return self.state_dir / paths.STOPPED_NAME
+
+
+def load(options: Mapping[str, str | None], environ: Mapping[str, str] = os.environ) -> Settings:
+    """The settings from all four places. `options` are the command line's, by field name; None means "not given"."""
+    config, content = _read_file(options.get("config"), environ)
+    sources = _Sources(options, environ, config, content)
+    directory_named = sources.text("state_dir")
+    directory = paths.absolute(directory_named) if directory_named else paths.default_state_dir()
+    socket_named = sources.text("socket")
+    return Settings(
+        state_dir=directory,
+        socket=paths.fit(paths.absolute(socket_named) if socket_named else directory / paths.SOCKET_NAME),
+        sync=cast(Literal["full", "normal"], sources.choice("sync", SYNC_MODES, "full")),
+        log_level=sources.choice("log_level", LOG_LEVELS, "info"),
+        config=config if content is not None else None,
+    )
+
+
+def _read_file(option: str | None, environ: Mapping[str, str]) -> tuple[Path, dict[str, Any] | None]:
+    """(path, content); the content is None when there is no file and none was asked for."""
+    named = option or environ.get(paths.CONFIG_VARIABLE, "").strip()
+    path = paths.absolute(option) if option else paths.config_file(environ)
+    try:
+        content = paths.read_config(path)
+    except FileNotFoundError:
+        if named:
+            raise SettingsError(f"the configuration file {path} does not exist") from None
+        return path, None
+    except OSError as error:
+        raise SettingsError(f"the configuration file {path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise SettingsError(f"the configuration file {path} is not valid TOML: {error}") from error
+    for key in content:
+        if key not in FILE_KEYS:
+            raise SettingsError(f"{path}: unknown key {key!r}; allowed are {', '.join(FILE_KEYS)}")
+    return path, content
+
+
+FILE_KEYS = ("state_dir", "socket", "sync", "log_level")
+
+
+@dataclass(frozen=True)
+class _Sources:
+    options: Mapping[str, str | None]
+    environ: Mapping[str, str]
+    config: Path
+    content: Mapping[str, Any] | None
+
+    def text(self, key: str) -> str:
+        return self._found(key)[0]
+
+    def choice(self, key: str, allowed: tuple[str, ...], default: str) -> str:
+        value, place = self._found(key)
+        if not value:
+            return default
+        if value.lower() not in allowed:
+            raise SettingsError(f"{place}: {key} is {value!r}; allowed are {', '.join(allowed)}")
+        return value.lower()
+
+    def _found(self, key: str) -> tuple[str, str]:
+        """(value, where it was found); ("", "") when it is nowhere. Blank variables count as unset."""
+        option = self.options.get(key)
+        if option is not None:
+            if not option.strip():
+                raise SettingsError(f"--{key.replace('_', '-')} is empty")
+            return option.strip(), "--" + key.replace("_", "-")
+        variable = "RUNSTATED_" + key.upper()
+        if self.environ.get(variable, "").strip():
+            return self.environ[variable].strip(), variable
+        if self.content is None or key not in self.content:
+            return "", ""
+        value = self.content[key]
+        if not isinstance(value, str) or not value.strip():
+            raise SettingsError(f"{self.config}: {key} must be a text that is not empty, not {value!r}")
+        return value.strip(), str(self.config)

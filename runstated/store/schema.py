@@ -1,0 +1,83 @@
+"""The tables, and how an older file becomes a newer one.
+
+Each noun states its own tables (``SCHEMA`` in its file). ``MIGRATIONS`` is the ordered history: entry n brings a file
+from version n to n + 1. A statement that has been released is never changed; a change is a new entry.
+"""
+
+import sqlite3
+
+from runstated.domain import leases, once, queues, runs, sessions
+
+APPLICATION_ID = 0x52554E53  # "RUNS", so that `file` and we can tell our database from another
+
+SCHEMA = """
+CREATE TABLE counters (
+    counter TEXT NOT NULL PRIMARY KEY,
+    value BIGINT NOT NULL CHECK (value > 0)
+);
+CREATE TABLE events (
+    event BIGINT NOT NULL PRIMARY KEY,
+    run TEXT NOT NULL,
+    type TEXT NOT NULL,
+    at_ms BIGINT NOT NULL,
+    data TEXT NOT NULL
+);
+CREATE INDEX events_of_run ON events (run, event);
+CREATE TABLE replies (
+    session TEXT NOT NULL,
+    request BIGINT NOT NULL,
+    fingerprint TEXT NOT NULL,
+    reply TEXT NOT NULL,
+    PRIMARY KEY (session, request)
+);
+"""
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (
+    (SCHEMA, sessions.SCHEMA, leases.SCHEMA, runs.SCHEMA, once.SCHEMA, queues.SCHEMA),
+)
+VERSION = len(MIGRATIONS)
+
+
+class NewerFile(Exception):
+    """The database was written by a newer runstated; nothing was changed."""
+
+
+class ForeignFile(Exception):
+    """The file is a database of another program; nothing was changed."""
+
+
+def statements() -> list[str]:
+    """Every statement of the schema, one by one."""
+    return [
+        statement.strip() + ";"
+        for scripts in MIGRATIONS
+        for script in scripts
+        for statement in script.split(";")
+        if statement.strip()
+    ]
+
+
+def migrate(connection: sqlite3.Connection) -> None:
+    """Brings the file to ``VERSION``, each step in a transaction of its own.
+
+    Raises NewerFile or ForeignFile, before anything is changed.
+    """
+    (application,) = connection.execute("PRAGMA application_id").fetchone()
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    if application != APPLICATION_ID and (tables or application):
+        raise ForeignFile("the file is the database of another program")
+    if version > VERSION:
+        raise NewerFile(
+            f"the database has version {version}, this runstated knows {VERSION}: install the newer runstated again"
+        )
+    if application != APPLICATION_ID:
+        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    for step in range(version, VERSION):
+        connection.execute("BEGIN IMMEDIATE")
+        for script in MIGRATIONS[step]:
+            for statement in script.split(";"):
+                if statement.strip():
+                    connection.execute(statement)
+        connection.execute(f"PRAGMA user_version = {step + 1}")
+        connection.execute("COMMIT")

@@ -1,0 +1,208 @@
+"""The SQLite file: one writer, one reader, WAL. The only file that knows aiosqlite.
+
+A batch of requests is one function call on the writer's thread (``Store.write``), never one call for each statement:
+that is five times faster, and per-statement calls on a shared connection let one coroutine's ROLLBACK take another's
+insert with it. aiosqlite has no public call for "run this function on the connection's thread"; ``_execute`` is it, and
+``check`` makes sure at start-up that it is there.
+"""
+
+import logging
+import secrets
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import aiosqlite
+
+from runstated.store import schema
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+VERSION_MIN = (3, 35)  # RETURNING
+PAGES_CACHED_KIB = 16 * 1024
+WAL_CHECKPOINT_BYTES = 4 * 1024 * 1024  # from here on, pages are copied into the file, beside the writer
+WAL_BYTES_MAX = 64 * 1024 * 1024  # here the writer waits for the copy, so that the WAL cannot grow without bound
+CHECKED_PAGES_MAX = 8_192  # 32 MiB: a larger file is not checked whole at start, it would take seconds
+BUSY_MS = 5_000  # nobody else writes; a backup may hold the file for a moment
+
+
+class StoreError(Exception):
+    """The database cannot be opened; the message says which file and why."""
+
+
+class Store:
+    """An open database file. ``write`` and ``read`` run a function on the thread of their connection."""
+
+    def __init__(self, path: Path, sync: Literal["full", "normal"]) -> None:
+        self.path = path
+        self.sync = sync
+        self.instance = ""
+        self._writer: aiosqlite.Connection | None = None
+        self._reader: aiosqlite.Connection | None = None
+        self._keeper: aiosqlite.Connection | None = None
+
+    @classmethod
+    async def open(cls, path: Path, sync: Literal["full", "normal"] = "full") -> "Store":
+        """Opens or creates the file, checks it and brings it to the present schema.
+
+        Raises StoreError when the file is damaged, foreign, newer than this program, or cannot be written.
+        """
+        check()
+        store = cls(path, sync)
+        try:
+            await store._open_writer()
+            store.instance = await store.write(_prepare)
+            store._reader = await _connect(path, _read_only)
+            store._keeper = await _connect(path, _keep)
+        except (sqlite3.Error, schema.NewerFile, schema.ForeignFile) as error:
+            await store.close()
+            raise StoreError(f"cannot open the database {path}: {error}") from error
+        return store
+
+    async def write(self, function: Callable[[sqlite3.Connection], T]) -> T:
+        """Runs ``function`` on the writer's thread; it begins and ends its own transaction.
+
+        Raises sqlite3.OperationalError when the file cannot be opened again after an earlier failure.
+        """
+        if self._writer is None:
+            await self._open_writer()
+        return await _on_thread(self._writer, function)
+
+    async def read(self, function: Callable[[sqlite3.Connection], T]) -> T:
+        """Runs ``function`` in one short read transaction on the reader's thread."""
+        return await _on_thread(self._reader, lambda connection: _in_transaction(connection, function))
+
+    async def reopen(self) -> None:
+        """Gives up the writer's connection after a COMMIT of unknown outcome; the next ``write`` opens a new one."""
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            await _close(writer)
+
+    async def checkpoint(self) -> None:
+        """Copies the WAL into the file if it has grown, on a connection of its own.
+
+        When the WAL has reached its bound all the same (someone always reads or writes), the writer does it.
+        """
+        if self.wal_bytes() >= WAL_BYTES_MAX:
+            await self.write(lambda connection: connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone())
+        elif self._keeper is not None:
+            await _on_thread(
+                self._keeper, lambda connection: connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+            )
+
+    def wal_bytes(self) -> int:
+        """Size of the WAL file."""
+        return _size(self.path.with_name(self.path.name + "-wal"))
+
+    def database_bytes(self) -> int:
+        """Size of the database file."""
+        return _size(self.path)
+
+    async def close(self) -> None:
+        """Closes all connections; the last one folds the WAL into the file."""
+        for connection in (self._keeper, self._reader, self._writer):
+            if connection is not None:
+                await _close(connection)
+        self._keeper = self._reader = self._writer = None
+
+    async def _open_writer(self) -> None:
+        def settings(connection: sqlite3.Connection) -> None:
+            _pragmas(connection)
+            connection.execute(f"PRAGMA synchronous = {self.sync}")
+
+        self._writer = await _connect(self.path, settings)
+
+
+def check() -> None:
+    """Refuses a SQLite or an aiosqlite that cannot do what we need.
+
+    Raises StoreError naming the version.
+    """
+    if sqlite3.sqlite_version_info < VERSION_MIN:
+        raise StoreError(f"SQLite {sqlite3.sqlite_version} is too old: runstated needs 3.35 or newer")
+    if not callable(getattr(aiosqlite.Connection, "_execute", None)):
+        raise StoreError(
+            f"aiosqlite {aiosqlite.__version__} has no way to run a function on its thread: install another version"
+        )
+
+
+async def _connect(path: Path, settings: Callable[[sqlite3.Connection], object]) -> aiosqlite.Connection:
+    # cached_statements: every verb's SQL is prepared once and stays so.
+    connection = await aiosqlite.connect(path, isolation_level=None, cached_statements=512)
+    try:
+        await _on_thread(connection, settings)
+    except BaseException:
+        await _close(connection)
+        raise
+    return connection
+
+
+async def _on_thread(connection: aiosqlite.Connection | None, function: Callable[[sqlite3.Connection], T]) -> T:
+    if connection is None:
+        raise sqlite3.OperationalError("the database is closed")
+    result: T = await connection._execute(function, connection._conn)  # type: ignore[no-untyped-call]
+    return result
+
+
+async def _close(connection: aiosqlite.Connection) -> None:
+    try:
+        await connection.close()
+    except sqlite3.Error as error:
+        log.warning("closing a database connection failed: %s", error)
+
+
+def _pragmas(connection: sqlite3.Connection) -> None:
+    connection.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
+    connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # counts only before the first table
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA foreign_keys = OFF")  # no constraint of ours spans tables
+    connection.execute(f"PRAGMA cache_size = -{PAGES_CACHED_KIB}")
+    connection.execute("PRAGMA wal_autocheckpoint = 0")  # done by ``Store.checkpoint``, beside the writer
+    connection.execute(f"PRAGMA journal_size_limit = {WAL_CHECKPOINT_BYTES}")
+
+
+def _read_only(connection: sqlite3.Connection) -> None:
+    connection.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
+    connection.execute("PRAGMA query_only = ON")
+
+
+def _keep(connection: sqlite3.Connection) -> None:
+    connection.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
+    connection.execute("PRAGMA wal_autocheckpoint = 0")
+
+
+def _in_transaction(connection: sqlite3.Connection, function: Callable[[sqlite3.Connection], T]) -> T:
+    connection.execute("BEGIN")
+    try:
+        return function(connection)
+    finally:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+
+
+def _prepare(connection: sqlite3.Connection) -> str:
+    """Checks the file, migrates it, and gives this database's own short name."""
+    (pages,) = connection.execute("PRAGMA page_count").fetchone()
+    if pages <= CHECKED_PAGES_MAX:
+        (word,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+        if word != "ok":
+            raise sqlite3.DatabaseError(f"it is damaged ({word}): put it aside or restore a backup")
+    schema.migrate(connection)
+    connection.execute("BEGIN IMMEDIATE")
+    row = connection.execute("SELECT counter FROM counters WHERE counter LIKE 'instance:%'").fetchone()
+    name = row[0].partition(":")[2] if row else secrets.token_hex(2)
+    if row is None:
+        connection.execute(
+            "INSERT INTO counters (counter, value) VALUES (:counter, 1)", {"counter": f"instance:{name}"}
+        )
+    connection.execute("COMMIT")
+    return name
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0

@@ -1,0 +1,174 @@
+"""``Tx``: all that the domain sees of a database, of time and of those who wait.
+
+A verb is ``verb(tx, request) -> reply``. It reads no clock, makes no random number and touches no socket: time, ids
+and the caller come from here. What a verb changes in memory (who waits, which leases live) is recorded so that it can
+be taken back with its savepoint.
+"""
+
+import sqlite3
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from runstate import wire
+from runstated.lines import Memory, Settled, Topic
+
+Value = Any
+Row = tuple[Value, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """On whose behalf a verb runs: a session and its request, or (the default) the daemon itself."""
+
+    session: str = ""
+    space: str = "default"
+    request_id: int = 0
+    rank: int = 1
+    ticket: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """A verb's answer when it cannot answer yet. What it wrote stays; a second run of it must leave that alone.
+
+    ``lines``: served by age, one after the other, by running the verb again. ``signals``: answered all at once with
+    the value that settled them. ``late``: the reply when the wait is over.
+    """
+
+    lines: tuple[Topic, ...]
+    signals: tuple[Topic, ...]
+    late: wire.Reply
+
+
+class Refusal(Exception):
+    """The caller's fault. The class's docstring is the default message, ``code`` the stable name on the wire.
+
+    Raised, it takes back all that the verb wrote; returned, it is the answer and what the verb wrote stays.
+    """
+
+    code = "VALIDATION_FAILED"
+
+    def __init__(self, message: str | None = None, *, run: str | None = None) -> None:
+        super().__init__(message or (type(self).__doc__ or self.code).strip().splitlines()[0])
+        self.run = run
+
+    def reply(self) -> wire.Error:
+        return wire.Error(code=self.code, message=str(self), run=self.run)
+
+
+class ValidationFailed(Refusal):
+    """The request is not valid."""
+
+
+class NotFound(Refusal):
+    """There is no such thing."""
+
+    code = "NOT_FOUND"
+
+
+class Conflict(Refusal):
+    """It exists already, and differs."""
+
+    code = "CONFLICT"
+
+
+class Tx:
+    """One transaction, and the part of the daemon's memory that changes with it.
+
+    ``now_ms`` is wall time (what a calendar means), ``lease_ms`` the lease clock (leases and waits); both are read
+    once for each entry of a batch.
+    """
+
+    def __init__(self, connection: sqlite3.Connection, memory: Memory, instance: str) -> None:
+        self._execute = connection.execute
+        self._memory = memory
+        self._instance = instance
+        self.now_ms = 0
+        self.lease_ms = 0
+        self.caller = Caller()
+        self.woken: list[Topic] = []
+        self.answers: list[tuple[Topic, wire.Reply]] = []
+
+    # -- the database
+
+    def one(self, sql: str, **params: Value) -> Row | None:
+        """The first row, or None."""
+        row: Row | None = self._execute(sql, params).fetchone()
+        return row
+
+    def all(self, sql: str, **params: Value) -> list[Row]:
+        """All rows."""
+        return self._execute(sql, params).fetchall()
+
+    def run(self, sql: str, **params: Value) -> int:
+        """Runs a statement; how many rows it changed."""
+        return self._execute(sql, params).rowcount
+
+    def next(self, counter: str) -> int:
+        """The next number of a counter; a number is never given twice, though some may be skipped."""
+        return self._memory.count(counter)
+
+    def new_id(self, prefix: str) -> str:
+        """A new id such as ``r12-4f9a``: the suffix tells databases apart, for clients that outlive a deleted one."""
+        return f"{prefix}{self._memory.count(prefix)}-{self._instance}"
+
+    def emit(self, event: str, run: str, data: dict[str, Value]) -> None:
+        """Records an event of a run."""
+        self._execute(
+            "INSERT INTO events (event, run, type, at_ms, data) VALUES (:event, :run, :type, :at_ms, :data)",
+            {
+                "event": self._memory.count("event"),
+                "run": run,
+                "type": event,
+                "at_ms": self.now_ms,
+                "data": msgspec.json.encode(data).decode(),
+            },
+        )
+
+    # -- those who wait
+
+    def wake(self, line: Topic) -> None:
+        """Something that this line waits for has become free: its head is looked at before the transaction ends."""
+        self.woken.append(line)
+
+    def answer(self, signal: Topic, reply: wire.Reply, push: wire.Push | None = None) -> None:
+        """Everyone who waits for ``signal`` gets ``reply``; sessions that subscribed to it get ``push``."""
+        self._memory.answer(signal, reply, push)
+
+    def ahead(self, line: Topic) -> bool:
+        """Whether somebody stands in the line before this caller."""
+        return self._memory.ahead(line, self.caller)
+
+    def due(self, at_ms: int) -> None:
+        """At this wall time there is something for a noun's ``tick``."""
+        self._memory.due(at_ms)
+
+    def subscribe(self, signal: Topic) -> None:
+        """The caller's session wants the push that comes with ``signal``."""
+        self._memory.subscribe(signal, self.caller.session)
+
+    def push(self, session: str, push: wire.Push) -> None:
+        """Tells a session something after the commit; lost if it is away."""
+        self._memory.pushes.append((session, push))
+
+    # -- live leases
+
+    def hold(self, token: int, session: str, length_ms: int, subject: Topic) -> None:
+        """A lease begins: it lapses ``length_ms`` after now, on the lease clock, unless it is renewed."""
+        self._memory.hold(token, session, length_ms, subject, self.lease_ms)
+
+    def let_go(self, token: int) -> None:
+        """A lease has ended."""
+        self._memory.let_go(token)
+
+    # -- the cache of settled results
+
+    def settled(self, run: str, key: str, deadline_ms: int | None, result: wire.OnceDone) -> None:
+        """The result of a once key, until its run ends: to be given from memory after the commit."""
+        self._memory.settled.append((Settled(self.caller.space, run, key), deadline_ms, result))
+
+    def forget_run(self, run: str) -> None:
+        """The settled results of a run are no answers any more."""
+        self._memory.forgotten_runs.append(run)
