@@ -12,7 +12,7 @@ Then nothing of the batch counts, in the file or in memory, and ``Lost`` names t
 import logging
 import sqlite3
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import Any, TypeAlias
@@ -22,10 +22,10 @@ import msgspec
 from runstate import wire
 from runstated import dispatch
 from runstated.clock import Clock
-from runstated.domain import sessions
+from runstated.domain import leases, runs, sessions
 from runstated.lines import Call, CallKey, Memory, Topic
 from runstated.settings import BATCH_VERBS_MS
-from runstated.store.tx import Caller, Parked, Refusal, Tx
+from runstated.store.tx import Caller, Parked, Refusal, Tx, ValidationFailed
 
 log = logging.getLogger(__name__)
 
@@ -122,7 +122,12 @@ class Tick:
     """Time has passed."""
 
 
-Entry: TypeAlias = Ask | Opened | Ended | Away | Cancelled | Acked | Tick
+@dataclass(slots=True, eq=False)
+class Reread:
+    """The outcome of a COMMIT is not known."""
+
+
+Entry: TypeAlias = Ask | Opened | Ended | Away | Cancelled | Acked | Tick | Reread
 
 
 # ---------------------------------------------------------------------------------------------------- the batch
@@ -206,9 +211,14 @@ class Executor:
         memory.left.clear()
         if isinstance(entry, Ask):
             self._guarded(tx, entry.key, lambda: self._ask(tx, entry))
+        elif isinstance(entry, Tick):
+            self._tick(tx)
+        elif isinstance(entry, Reread):
+            self._reread(tx)
         else:
-            # What the daemon itself has to do is never refused; if it fails, that is a fault of ours, and it stays
-            # in one piece: the savepoint is taken back, the fault is logged.
+            # What the daemon itself has to do is never refused. If the disk fails, it is kept for a later batch. Any
+            # other failure is a fault of ours, and it stays in one piece: the savepoint is taken back, the fault is
+            # logged.
             self._guarded(tx, None, lambda: self._own(tx, entry))
         self._serve_lines(tx)
 
@@ -221,11 +231,13 @@ class Executor:
             work()
         except Refusal as refusal:
             error = refusal.reply()
-        except sqlite3.Error as fault:
-            if not self._in_transaction():
+        except sqlite3.OperationalError as fault:  # the disk, or what is under it
+            if key is None or not self._in_transaction():
                 raise
             log.exception("a statement failed")
-            error = wire.Error(code="INTERNAL", message=f"the daemon failed at this request: {fault}")
+            error = unavailable(fault)
+        except OverflowError:
+            error = ValidationFailed("a number in the request does not fit into 64 bits").reply()
         except Exception as fault:
             log.exception("a verb failed")
             error = wire.Error(
@@ -250,6 +262,11 @@ class Executor:
     def _ask(self, tx: Tx, ask: Ask) -> None:
         memory = self.memory
         request = ask.request
+        if ask.session not in memory.sessions and not request.gives:
+            # Its session ended while this stood in a queue, and nothing must be given to the dead.
+            ended = wire.Error(code="UNAVAILABLE", message="the session has ended", retryable=True)
+            memory.replies.append(([ask.key], ended))
+            return
         if request.again:
             if ask.key in memory.calls:
                 return  # it still waits
@@ -287,7 +304,7 @@ class Executor:
     def _answer(self, tx: Tx, key: CallKey, request: wire.Request[Any], answer: wire.Reply | Refusal) -> None:
         reply = answer.reply() if isinstance(answer, Refusal) else answer
         self.memory.replies.append(([key], reply))
-        if request.replayed and reply.kept and reply != _no_jobs:
+        if key[1] and request.replayed and reply.kept and reply != _no_jobs:
             tx.run(
                 "INSERT INTO replies (session, request, fingerprint, reply)"
                 " VALUES (:session, :request, :fingerprint, :reply)",
@@ -389,14 +406,12 @@ class Executor:
         if isinstance(entry, Opened):
             self._opened(tx, entry)
         elif isinstance(entry, Ended):
-            for call in memory.of_session(entry.session):
-                memory.leave(call.key)
-            memory.unsubscribe_all(entry.session)
+            memory.close(entry.session)
             sessions.end(tx, entry.session, entry.how)
         elif isinstance(entry, Away):
             memory.set_away(entry.session, entry.away)
-            if not entry.away:
-                tx.woken += [line for call in memory.of_session(entry.session) for line in call.lines]
+            # Those behind a call that is passed over from now on may be content with less than it wants.
+            tx.woken += [line for call in memory.of_session(entry.session) for line in call.lines]
         elif isinstance(entry, Cancelled):
             if memory.leave((entry.session, entry.request_id)) is None:
                 sessions.give_back(tx, entry.session, entry.request_id)
@@ -407,33 +422,62 @@ class Executor:
                     session=entry.session,
                     request=request_id,
                 )
-        else:
-            self._tick(tx)
 
     def _opened(self, tx: Tx, entry: Opened) -> None:
         row = entry.row
         sessions.open_session(tx, row)
+        self.memory.open(row.session)
         tx.caller = Caller(row.session, row.space)
         ended = sessions.rejoin(tx, entry.runs)
         welcome = msgspec.structs.replace(entry.welcome, ended=ended)
         self.memory.replies.append(([(row.session, entry.request_id)], welcome))
 
     def _tick(self, tx: Tx) -> None:
+        """Each thing that is due is guarded by itself: a fault of ours in one must not hold up the others."""
         memory = self.memory
         for token in memory.lapsed(tx.lease_ms):
-            sessions.lapse(tx, token)
+            self._guarded(tx, None, lambda token=token: sessions.lapse(tx, token))
         for call in memory.late(tx.lease_ms):
             memory.leave(call.key)
             memory.replies.append(([call.key], call.late))
-        if memory.due_ms is not None and memory.due_ms <= tx.now_ms:
-            memory.due_ms = None
+        if memory.take_due(tx.now_ms):
             for tick in dispatch.TICKS:
-                due = tick(tx)
-                if due is not None:
-                    tx.due(due)
+                self._guarded(tx, None, lambda tick=tick: self._tick_noun(tx, tick))
+
+    def _tick_noun(self, tx: Tx, tick: Callable[[Tx], int | None]) -> None:
+        due = tick(tx)
+        if due is not None:
+            tx.due(due)
+
+    def _reread(self, tx: Tx) -> None:
+        """Nobody knows whether the last COMMIT took place: the file is asked what lives, what waits, what is over."""
+        memory = self.memory
+        live = {lease.token: lease for lease in leases.all_live(tx)}
+        for token in [token for token in memory.holds if token not in live]:
+            memory.let_go(token)
+        for token, lease in live.items():
+            if token not in memory.holds:
+                memory.hold(token, lease.session, lease.length_ms, lease.topic, tx.lease_ms)
+        known = {row.session for row in sessions.get_all(tx)}
+        for session in [session for session in memory.sessions if session not in known]:
+            memory.close(session)
+        runs.tell_ended(tx, memory.subscribed())
+        for call in sorted(memory.calls.values(), key=lambda call: call.place):
+            if memory.calls.get(call.key) is call and not (call.away and call.lines):
+                self._guarded(tx, call.key, lambda call=call: self._again(tx, call))
+        memory.due(tx.now_ms)
 
 
 _no_jobs = wire.JobsGranted()
+
+
+def unavailable(cause: object) -> wire.Error:
+    """The answer while the daemon cannot serve; the caller may try again."""
+    return wire.Error(
+        code="UNAVAILABLE",
+        message=f"the daemon cannot write to its database ({cause}); nothing was recorded",
+        retryable=True,
+    )
 
 
 def _fingerprint(request: wire.Request[Any]) -> str:

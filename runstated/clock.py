@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import functools
 import os
 import sys
 import threading
@@ -326,6 +327,7 @@ def _set_by_libc(fd: int, flags: int, at_ns: int) -> None:
     _checked(_libc().timerfd_settime(fd, flags, ctypes.byref(spec), None))
 
 
+@functools.cache
 def _libc() -> Any:
     import ctypes  # here: it costs milliseconds at start-up, and Python 3.13 does without
 

@@ -13,11 +13,12 @@ import logging
 import sqlite3
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 from runstate import wire
 from runstated import dispatch
-from runstated.batch import Acked, Ask, Cancelled, Entry, Executor, Lost, Tick
+from runstated.batch import Acked, Ask, Cancelled, Entry, Executor, Lost, Reread, Tick, unavailable
 from runstated.cache import Cache
 from runstated.clock import Clock
 from runstated.domain import leases, sessions
@@ -27,6 +28,7 @@ from runstated.store.sqlite import WAL_CHECKPOINT_BYTES, Store
 from runstated.store.tx import Caller, Refusal, Tx
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 EPOCH = "epoch"  # counter of the daemon's starts: the upper part of every arrival number
 EPOCH_BITS = 40
@@ -34,7 +36,6 @@ SLICE = 1_000  # replies sent in one turn of the loop, so that 10^5 waiters of o
 OVERSLEPT_MS = 1_000  # a batch longer than this is time in which no beat was heard
 RETRY_S_MIN = 0.5  # how soon the daemon's own entries are tried again after a failed batch ...
 RETRY_S_MAX = 5.0  # ... doubling up to this
-CHECKPOINT_EVERY = 256  # batches between two looks at the size of the WAL
 
 
 class Outbox(Protocol):
@@ -62,6 +63,9 @@ class Engine:
         self._rest: deque[Entry] = deque()
         self._alone: list[list[Entry]] = []  # batches to run again by themselves
         self._kept: list[Entry] = []  # the daemon's own, waiting for a disk that works again
+        self._retry_timer: asyncio.TimerHandle | None = None
+        self._checkpointing = False
+        self._looks: list[Callable[[], None]] = []  # for when no batch changes the memory
         self._tick_wanted = False
         self._gate: list[Ask] | None = None  # requests held back until the lines open
         self._unknown_beats: list[tuple[str, int]] = []
@@ -71,7 +75,6 @@ class Engine:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._worker: asyncio.Task[None] | None = None
         self._retry_s = RETRY_S_MIN
-        self._batches = 0
         self._arrivals = 0
         self._epoch = 0
 
@@ -102,8 +105,11 @@ class Engine:
         connection.execute("COMMIT")
         for lease in leases.all_live(tx):
             memory.hold(lease.token, lease.session, lease.length_ms, lease.topic, lease_ms)
+        known = sessions.get_all(tx)
+        for session in known:
+            memory.open(session.session, away=True)
         memory.commit()
-        return sessions.get_all(tx)
+        return known
 
     async def settle(self) -> None:
         """Waits until everything submitted so far has been committed or refused."""
@@ -119,6 +125,8 @@ class Engine:
                 await self.settle()
             self._worker.cancel()
             await asyncio.gather(self._worker, *self._tasks, return_exceptions=True)
+            if self._retry_timer is not None:
+                self._retry_timer.cancel()
             self._steady.close()
             self._wall.close()
 
@@ -206,7 +214,8 @@ class Engine:
     def _take(self) -> list[Entry]:
         if self._alone:
             return self._alone.pop(0)
-        entries: list[Entry] = []
+        # What was kept comes before all that is newer: "away" must not overtake "back again".
+        entries, self._kept = self._kept, []
         while self._first and len(entries) < BATCH_REQUESTS_MAX:
             entries.append(self._first.popleft())
         if self._tick_wanted:
@@ -219,6 +228,8 @@ class Engine:
     async def _batch(self, entries: list[Entry]) -> None:
         began = self.clock.steady_ms()
         self._in_flight = True
+        if self.trouble is not None:
+            self.memory.counters_changed.add(EPOCH)  # a real write, so that success means something
         try:
             done = await self.store.write(lambda connection: self._executor.run(connection, entries))
         except Lost as lost:
@@ -230,6 +241,9 @@ class Engine:
             self._committed()
         finally:
             self._in_flight = False
+            looks, self._looks = self._looks, []
+            for look in looks:
+                look()
         took = self.clock.steady_ms() - began
         if took > OVERSLEPT_MS:
             self.clock.skip(took)
@@ -260,14 +274,17 @@ class Engine:
             self._push(session, push)
         for keys, reply in replies:
             self._send(keys, wire.encode(reply))
-        self._batches += 1
-        if self._batches % CHECKPOINT_EVERY == 0 and self.store.wal_bytes() > WAL_CHECKPOINT_BYTES:
+        if not self._checkpointing and self.store.wal_bytes() > WAL_CHECKPOINT_BYTES:
+            self._checkpointing = True
             self._spawn(self._checkpoint())
         if self.trouble is not None:
             log.warning("writes work again")
             self.trouble = None
             self._retry_s = RETRY_S_MIN
             self.clock.thaw()
+            if self._retry_timer is not None and not self._kept:
+                self._retry_timer.cancel()
+                self._retry_timer = None
 
     async def _lost(self, entries: list[Entry], lost: Lost) -> None:
         """Nothing of the batch counts. Who is at fault is refused; the others are run again, or told to retry."""
@@ -275,10 +292,13 @@ class Engine:
             # One statement ended the transaction: those before it are run again in a batch of their own.
             before, fault, after = entries[: lost.index], entries[lost.index], entries[lost.index + 1 :]
             self._refuse([fault], lost)
-            self._alone += [batch for batch in (before, after) if batch]
+            self._alone[:0] = [batch for batch in (before, after) if batch]
         else:
-            # The outcome of a COMMIT that failed is unknown: the connection is given up, the callers may ask again.
+            # The outcome of a COMMIT that failed is unknown: the connection is given up, the callers may ask again, and
+            # the memory is compared with the file before anything else.
             self._refuse(entries, lost)
+            self._kept = [Reread(), *(entry for entry in self._kept if not isinstance(entry, Reread))]
+            self._cache = Cache()
             await self.store.reopen()
         if self.trouble is None:
             self.clock.freeze()
@@ -286,25 +306,19 @@ class Engine:
         self.trouble = str(lost.cause)
 
     def _refuse(self, entries: list[Entry], lost: Lost) -> None:
-        error = wire.encode(
-            wire.Error(
-                code="UNAVAILABLE",
-                message=f"the daemon cannot write to its database ({lost.cause}); nothing was recorded",
-                retryable=True,
-            )
-        )
-        keep = [entry for entry in entries if not isinstance(entry, Ask | Tick)]
+        error = wire.encode(unavailable(lost.cause))
         for entry in entries:
             if isinstance(entry, Ask):
                 self._send([entry.key], error)
-        if keep or any(isinstance(entry, Tick) for entry in entries):
-            self._kept += keep
-            asyncio.get_running_loop().call_later(self._retry_s, self._retry)
+            elif not isinstance(entry, Tick):
+                self._kept.append(entry)
+        if self._retry_timer is None:
+            self._retry_timer = asyncio.get_running_loop().call_later(self._retry_s, self._retry)
             self._retry_s = min(RETRY_S_MAX, self._retry_s * 2)
 
     def _retry(self) -> None:
-        kept, self._kept = self._kept, []
-        self._rest.extendleft(reversed(kept))
+        """Tries whether the disk works again, with what was kept and all that has become due."""
+        self._retry_timer = None
         self._want_tick()
 
     async def _checkpoint(self) -> None:
@@ -312,6 +326,8 @@ class Engine:
             await self.store.checkpoint()
         except sqlite3.Error as error:
             log.warning("checkpoint failed: %s", error)
+        finally:
+            self._checkpointing = False
 
     # ------------------------------------------------------------------ reads
 
@@ -328,7 +344,7 @@ class Engine:
         try:
             reply = await self.store.read(work)
             if isinstance(reply, wire.StatusView) and isinstance(request, wire.StatusGet) and self.overview is not None:
-                reply = self.overview(reply, space, request.limit)
+                reply = await self._look(partial(self.overview, reply, space, request.limit))
         except Refusal as refusal:
             reply = refusal.reply()
         except sqlite3.Error as error:
@@ -339,6 +355,22 @@ class Engine:
             log.exception("a read failed")
             reply = wire.Error(code="INTERNAL", message=f"the daemon failed at this request ({type(fault).__name__})")
         self._send([(session, request_id)], wire.encode(reply))
+
+    async def _look(self, look: Callable[[], T]) -> T:
+        """Runs ``look`` when no batch is changing the memory beside it."""
+        if not self._in_flight:
+            return look()
+        seen: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+
+        def between() -> None:
+            if not seen.done():
+                try:
+                    seen.set_result(look())
+                except Exception as error:
+                    seen.set_exception(error)
+
+        self._looks.append(between)
+        return await seen
 
     # ------------------------------------------------------------------ out
 
@@ -371,7 +403,7 @@ class Engine:
         self._want_tick()
 
     def _want_tick(self) -> None:
-        if self.trouble is not None and self._kept:
+        if self.trouble is not None and self._retry_timer is not None:
             return  # the retry brings it
         self._tick_wanted = True
         self._wake.set()

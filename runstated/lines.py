@@ -16,6 +16,7 @@ transaction is. It is changed by one thread at a time: the one that runs the bat
 
 import heapq
 from bisect import bisect_left, insort
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,6 +26,7 @@ from runstate import wire
 
 Topic = tuple[str, ...]
 CallKey = tuple[str, int]  # session, request id
+STALE_MAX = 1_000  # entries of the two heaps whose lease or call has ended, beside those that live
 
 
 class Settled(NamedTuple):
@@ -92,6 +94,7 @@ class Memory:
 
     counters: dict[str, int] = field(default_factory=dict)
     counters_changed: set[str] = field(default_factory=set)
+    sessions: dict[str, bool] = field(default_factory=dict)  # those that are open -> whether they are away
     calls: dict[CallKey, Call] = field(default_factory=dict)
     holds: dict[int, Hold] = field(default_factory=dict)
     left: list[Topic] = field(default_factory=list)  # lines that lost a member in this entry
@@ -137,6 +140,8 @@ class Memory:
         """The changes are on disk: there is no way back."""
         self._undo.clear()
         self.counters_changed.clear()
+        if len(self._lapses) > 2 * len(self.holds) + STALE_MAX or len(self._lates) > 2 * len(self.calls) + STALE_MAX:
+            self.requeue()
 
     # ------------------------------------------------------------------ counters and deadlines
 
@@ -150,6 +155,34 @@ class Memory:
         if self.due_ms is None or at_ms < self.due_ms:
             self.due_ms = at_ms  # too early a look does no harm, so this is not undone
 
+    def take_due(self, now_ms: int) -> bool:
+        """Whether there is something for the nouns' ticks; if so, they are to name the next time."""
+        at_ms = self.due_ms
+        if at_ms is None or at_ms > now_ms:
+            return False
+        self.due_ms = None
+        self._undo.append(partial(self.due, at_ms))
+        return True
+
+    # ------------------------------------------------------------------ sessions
+
+    def open(self, session: str, *, away: bool = False) -> None:
+        """A session begins; one that is known stays as it is."""
+        if session not in self.sessions:
+            self.sessions[session] = away
+            self._undo.append(partial(self.sessions.pop, session))
+
+    def close(self, session: str) -> None:
+        """A session is gone, and its calls and subscriptions with it."""
+        for call in self.of_session(session):
+            self.leave(call.key)
+        for signal in list(self._subscriptions.get(session, ())):
+            self._unsubscribe(signal, session)
+            self._undo.append(partial(self._subscribe, signal, session))
+        if session in self.sessions:
+            away = self.sessions.pop(session)
+            self._undo.append(partial(self.sessions.__setitem__, session, away))
+
     # ------------------------------------------------------------------ calls
 
     def park(self, call: Call) -> None:
@@ -157,7 +190,10 @@ class Memory:
         old = self.calls.get(call.key)
         if old is not None:
             self._take_out(old)
+        call.away = self.sessions.get(call.session, False)
         self._put_in(call)
+        if call.until is not None and (old is None or old.until != call.until):
+            heapq.heappush(self._lates, (call.until, call.key))
         if old is not None:
             self.left += [line for line in old.lines if line not in call.lines]
 
@@ -179,8 +215,6 @@ class Memory:
             self._signals.setdefault(signal, {})[key] = None
         for token in call.request.within:
             self._inside.setdefault(token, {})[key] = None
-        if call.until is not None:
-            heapq.heappush(self._lates, (call.until, key))
         self._undo.append(lambda: self._remove(call))
 
     def _take_out(self, call: Call) -> None:
@@ -228,6 +262,9 @@ class Memory:
 
     def set_away(self, session: str, away: bool) -> None:
         """The calls of a session keep their places, and are passed over while it is away."""
+        if self.sessions.get(session, away) != away:
+            self.sessions[session] = away
+            self._undo.append(partial(self.sessions.__setitem__, session, not away))
         for call in self.of_session(session):
             if call.away != away:
                 call.away = away
@@ -238,13 +275,13 @@ class Memory:
 
     def late(self, lease_ms: int) -> list[Call]:
         """The calls whose wait is over."""
-        due = []
+        due: dict[CallKey, Call] = {}
         while self._lates and self._lates[0][0] <= lease_ms:
             until, key = heapq.heappop(self._lates)
             call = self.calls.get(key)
             if call is not None and call.until == until:
-                due.append(call)
-        return due
+                due[key] = call
+        return list(due.values())
 
     # ------------------------------------------------------------------ signals
 
@@ -265,10 +302,9 @@ class Memory:
             self._subscribe(signal, session)
             self._undo.append(partial(self._unsubscribe, signal, session))
 
-    def unsubscribe_all(self, session: str) -> None:
-        for signal in list(self._subscriptions.get(session, ())):
-            self._unsubscribe(signal, session)
-            self._undo.append(partial(self._subscribe, signal, session))
+    def subscribed(self) -> list[Topic]:
+        """The signals that some session wants to be told of."""
+        return list(self._subscribers)
 
     def _subscribe(self, signal: Topic, session: str) -> None:
         self._subscribers.setdefault(signal, {})[session] = None
@@ -328,7 +364,11 @@ class Memory:
         heapq.heapify(self._lates)
 
     def next_steady(self) -> int | None:
-        """When, on the lease clock, the next lease or wait may be over."""
+        """When, on the lease clock, the next lease or wait may be over. What has ended since wakes nobody."""
+        while self._lapses and self._lapses[0][1] not in self.holds:
+            heapq.heappop(self._lapses)
+        while self._lates and self._lates[0][1] not in self.calls:
+            heapq.heappop(self._lates)
         times = [heap[0][0] for heap in (self._lapses, self._lates) if heap]
         return min(times) if times else None
 
@@ -346,27 +386,48 @@ class Memory:
         ``call`` itself is made in. All: one of several holders that can go on is enough to end a wait.
         """
         mine = set(call.request.within)
-        return self._leads_back(call, mine, {}) if mine else None
+        if not mine:
+            return None
+        # Forwards: what the call waits for, the calls made inside of that, what they wait for, and so on.
+        reached = [call]
+        known = {call.key}
+        open_ended: dict[CallKey, set[int]] = {}  # what a call waits for and does not lead back, as far as we know
+        asked_by: dict[int, list[Call]] = {}
+        for each in reached:
+            open_ended[each.key] = {hold.token for hold in self.holders(each)}
+            for token in open_ended[each.key]:
+                asked_by.setdefault(token, []).append(each)
+                for key in self._inside.get(token, ()) if token not in mine else ():
+                    if key not in known:
+                        known.add(key)
+                        reached.append(self.calls[key])
+        return self._path_back(call, mine, open_ended, asked_by)
 
-    def _leads_back(self, call: Call, mine: set[int], known: dict[CallKey, list[Call] | None]) -> list[Call] | None:
-        known[call.key] = None  # a circle that does not pass through ``mine`` is not this call's
-        path: list[Call] | None = None
-        for hold in self.holders(call):
-            onward: list[Call] | None = []
-            if hold.token not in mine:
-                onward = self._any_leads_back(hold.token, mine, known)
-                if onward is None:
-                    return None
-            path = [call, *(onward or ())]
-        known[call.key] = path
+    @staticmethod
+    def _path_back(
+        call: Call, mine: set[int], open_ended: dict[CallKey, set[int]], asked_by: dict[int, list[Call]]
+    ) -> list[Call] | None:
+        """Backwards, from the leases that ``call`` is made in to itself."""
+        through: dict[int, Call | None] = {token: None for token in sorted(mine) if token in asked_by}
+        last: dict[CallKey, int] = {}  # call -> the last of its leases that was found to lead back
+        found = deque(through)
+        while found:
+            token = found.popleft()
+            for each in asked_by[token]:
+                open_ended[each.key].discard(token)
+                if open_ended[each.key]:
+                    continue
+                last[each.key] = token
+                for outer in each.request.within:
+                    if outer in asked_by and outer not in through:
+                        through[outer] = each
+                        found.append(outer)
+        if call.key not in last:
+            return None
+        path = [call]
+        while (onward := through[last[path[-1].key]]) is not None:
+            path.append(onward)
         return path
-
-    def _any_leads_back(self, token: int, mine: set[int], known: dict[CallKey, list[Call] | None]) -> list[Call] | None:
-        for key in self._inside.get(token, ()):
-            path = known[key] if key in known else self._leads_back(self.calls[key], mine, known)
-            if path is not None:
-                return path
-        return None
 
 
 def _discard(index: dict[Any, dict[Any, None]], key: Any, member: Any) -> None:

@@ -104,8 +104,8 @@ def stop(**options: str | None) -> None:
     """Stop the daemon and wait until it is gone. Nothing starts it again until `runstated start` or a reboot."""
     config = _load(options)
     try:
-        if config.state_dir.is_dir():
-            presence.mark_stopped(config.stopped)  # first: a client that loses its connection must not start another
+        paths.private_directory(config.state_dir, follow=True)
+        presence.mark_stopped(config.stopped)  # first: a client that loses its connection must not start another
         stopped = _end(config)
     except OSError as error:
         _fail(f"cannot stop runstated: {error}")

@@ -74,7 +74,7 @@ class Connection(asyncio.Protocol):
         self._pid = peer.pid
         count = self._server.connections_of.get(peer.pid, 0) + 1
         self._server.connections_of[peer.pid] = count
-        if peer.uid not in (processes.NOBODY, 0, os.getuid()):
+        if peer.uid not in (0, os.getuid()):  # also a uid that the system does not tell
             self._fail(0, "FORBIDDEN", f"this daemon belongs to the user {os.getuid()}, not to {peer.uid}")
         elif peer.pid and count > CONNECTIONS_PER_PROCESS_MAX:
             self._fail(0, "UNAVAILABLE", f"process {peer.pid} has more than {CONNECTIONS_PER_PROCESS_MAX} connections")
@@ -158,25 +158,36 @@ class Connection(asyncio.Protocol):
             self.send(request_id, _OK)
 
     def _hello(self, request_id: int, hello: wire.Hello) -> None:
-        assert self._transport is not None, "a frame came over it"
-        sock = self._transport.get_extra_info("socket")
         try:
-            pidfd = processes.open_pidfd(sock, self._pid) if self._pid else None
-            process = processes.of(self._pid, pidfd) if self._pid else None
+            origin = self._origin()
         except OSError as error:
             self._fail(request_id, "UNAVAILABLE", f"the daemon is short of descriptors: {error}")
             return
         try:
-            self._session = self._server.sessions.hello(self, request_id, hello, Origin(self._pid, process, pidfd))
+            self._session = self._server.sessions.hello(self, request_id, hello, origin)
         except HelloRefused as refused:
-            if pidfd is not None:
-                os.close(pidfd)
+            if origin.pidfd is not None:
+                os.close(origin.pidfd)
             self._fail(request_id, refused.code, str(refused))
             return
         self._space = hello.space
         if self._hello_timer is not None:
             self._hello_timer.cancel()
             self._hello_timer = None
+
+    def _origin(self) -> Origin:
+        """Who is at the other end. Raises OSError when there are no descriptors left to watch a process with."""
+        assert self._transport is not None, "a frame came over it"
+        if not self._pid:
+            return Origin(0, None, None)
+        pidfd = processes.open_pidfd(self._transport.get_extra_info("socket"), self._pid)
+        process = None
+        try:
+            process = processes.of(self._pid, pidfd)
+        finally:
+            if process is None and pidfd is not None:
+                os.close(pidfd)  # it has just died, or is not visible: the connection's end decides
+        return Origin(self._pid, process, pidfd if process is not None else None)
 
     def _no_hello(self) -> None:
         self._fail(0, "VALIDATION_FAILED", "no hello came in time")

@@ -10,6 +10,7 @@ The kernel's word (a pidfd) decides. Where there is none (another pid namespace,
 
 import asyncio
 import logging
+import os
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -132,6 +133,8 @@ class Sessions:
             session = self._new(hello, origin)
         else:
             self._check_same(session, hello, origin)
+            if origin.pidfd is not None:
+                os.close(origin.pidfd)  # the process is watched already
             if session.wire is not None:
                 session.wire.end()
         session.wire = connection

@@ -1,3 +1,96 @@
-"""The runstate client library."""
+"""runstate: coordination between the processes of one machine.
+
+    import runstate
+
+    @runstate.once
+    def research(company: str) -> dict: ...
+
+The functions of this module are the methods of one default client; ``Runstate`` makes others.
+"""
 
 __version__ = "0.1.0"
+
+from .client import Runstate
+from .context import context
+from .errors import (
+    AuthError,
+    BudgetExceededError,
+    ConfigError,
+    ConflictError,
+    LeaseLostError,
+    OnceFailedError,
+    ResultTooLargeError,
+    RunstateError,
+    StoppedError,
+    TaskFailedError,
+    TimeoutError,
+    UnavailableError,
+    is_runstate_error,
+    map_error,
+)
+from .queues import Job, Queue
+from .results import RunContext, RunEvent, RunInfo, RunState, RunStatus, Waiting, WorkerStatus
+from .signals import Signal
+from .units import Amount, Duration, Per
+
+_default = Runstate()
+
+configure = _default.configure
+run = _default.run
+child = _default.child
+run_id = _default.run_id
+arun_id = _default.arun_id
+once = _default.once
+queue = _default.queue
+serve = _default.serve
+aserve = _default.aserve
+stop = _default.stop
+astop = _default.astop
+finish = _default.finish
+afinish = _default.afinish
+
+__all__ = [  # noqa: RUF022 (in the order of the hosted SDK)
+    "__version__",
+    "Runstate",
+    "configure",
+    "run",
+    "child",
+    "run_id",
+    "arun_id",
+    "context",
+    "once",
+    "queue",
+    "serve",
+    "aserve",
+    "stop",
+    "astop",
+    "finish",
+    "afinish",
+    "RunContext",
+    "RunInfo",
+    "Signal",
+    "Queue",
+    "Job",
+    "RunEvent",
+    "RunStatus",
+    "RunState",
+    "WorkerStatus",
+    "Waiting",
+    "Amount",
+    "Duration",
+    "Per",
+    "RunstateError",
+    "ConfigError",
+    "AuthError",
+    "StoppedError",
+    "TimeoutError",
+    "OnceFailedError",
+    "TaskFailedError",
+    "BudgetExceededError",
+    "ResultTooLargeError",
+    "ConflictError",
+    "LeaseLostError",
+    "UnavailableError",
+    "map_error",
+    "is_runstate_error",
+]

@@ -41,6 +41,8 @@ class RunstateError(Exception):
     status: int
     request_id: str | None
     retry_after: float | None
+    run: str | None = None  # for the library: the run that is over, where that is the reason
+    may_retry: bool = False  # for the library: the daemon says that the same request may be sent again
 
     def __init__(
         self,
@@ -161,6 +163,23 @@ CLASSES: dict[str, type[RunstateError]] = {
     "STALE_CLAIM": LeaseLostError,
     "LEASE_RENEWALS_EXHAUSTED": LeaseLostError,
     "UNAVAILABLE": UnavailableError,
+}
+
+# The HTTP status that goes with a code in the hosted service; 0 for what no server has said.
+STATUSES: dict[str, int] = {
+    "VALIDATION_FAILED": 400,
+    "UNAUTHENTICATED": 401,
+    "FORBIDDEN": 403,
+    "NOT_FOUND": 404,
+    "CONFLICT": 409,
+    "IDEMPOTENCY_CONFLICT": 409,
+    "DEADLOCK": 409,
+    "LEASE_LOST": 409,
+    "SCOPE_CANCELLED": 409,
+    "DEADLINE_EXCEEDED": 409,
+    "INSUFFICIENT_BUDGET": 409,
+    "INTERNAL": 500,
+    "UNAVAILABLE": 503,
 }
 
 # Contention: it passes by itself. UNAVAILABLE is not among them, because the outcome of such a call is unknown.

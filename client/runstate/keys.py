@@ -117,7 +117,7 @@ class _Shape(NamedTuple):
 
         Signature.bind() does all calls, at three times the cost of hashing a short list.
         """
-        if self.needs_keywords or not self.only_positional <= len(args) <= len(self.names):
+        if self.needs_keywords or len(args) < self.only_positional:
             return None
         listed = list(args)
         for name in self.names[len(args) :]:
@@ -271,7 +271,7 @@ def _scalar(value: object, place: _Place) -> str | None:
     if isinstance(value, float):
         if not math.isfinite(value):
             raise ConfigError(f"{_shown_place(place)} is {float.__repr__(value)}, which JSON does not have")
-        return _number(float.__float__(value))
+        return _number(value)
     return None
 
 

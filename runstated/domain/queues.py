@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from runstate import wire
 from runstated.domain import leases, payloads, runs
 from runstated.lines import Topic
-from runstated.store.tx import Conflict, NotFound, Parked, Refusal, Tx
+from runstated.store.tx import Conflict, NotFound, Parked, Refusal, Tx, ValidationFailed
 
 SCHEMA = """
 CREATE TABLE queues (
@@ -66,6 +66,7 @@ KIND = "job"
 BACKOFF_MS_MIN = 500
 BACKOFF_MS_MAX = 30_000
 DUE_IN_ONE_STEP = 200
+GRANTED_BYTES_MAX = 4 * 1024 * 1024  # inputs in one reply: half of what a frame may be
 NO_NEEDS = 0  # the id of the empty set of requirements
 
 COLUMNS = "job, space, queue, run, key, state, attempt, input, result, reason, token"
@@ -155,6 +156,7 @@ def admit(tx: Tx, request: wire.QueuesAdmit) -> wire.JobsGranted | Parked:
     """Up to the free places of each queue, oldest jobs first; waits while there are none."""
     grants: list[wire.JobGrant] = []
     lines: list[Topic] = []
+    size = 0
     for source, wanted in enumerate(request.queues):
         run = runs.active(tx, wanted.run)
         lines.append(line(wanted.queue, run.run))
@@ -162,6 +164,9 @@ def admit(tx: Tx, request: wire.QueuesAdmit) -> wire.JobsGranted | Parked:
             job = _oldest_ready(tx, wanted.queue, run)
             if job is None:
                 break
+            size += len(job.input.encode())
+            if grants and size > GRANTED_BYTES_MAX:
+                return wire.JobsGranted(jobs=tuple(grants))  # the worker comes back for more
             grants.append(_start(tx, job, wanted.lease_ms, source))
     if grants:
         return wire.JobsGranted(jobs=tuple(grants))
@@ -360,7 +365,9 @@ def _start(tx: Tx, job: Job, lease_ms: int, source: int) -> wire.JobGrant:
 def _not_held(tx: Tx, job: Job, lease: leases.Lease | None) -> Refusal | None:
     """Why the lease can end nothing: it is gone, or the job's run is over (never a run's refusal: a worker also
     serves child runs, and must not take the end of one for the end of its own)."""
-    if lease is None or (lease.kind, lease.subject) != (KIND, job.job):
+    if lease is not None and (lease.kind, lease.subject) != (KIND, job.job):
+        raise ValidationFailed(f"the token {lease.token} is not one of job {job.job}")  # raised: it stays held
+    if lease is None:
         return leases.LeaseGone(f"the hold on job {job.job} is gone: another worker may have taken it over")
     if runs.refusal(runs.get(tx, job.run), tx.now_ms) is not None:
         return leases.LeaseGone(f"the hold on job {job.job} is gone: its run is over")

@@ -206,6 +206,15 @@ def tick(tx: Tx) -> int | None:
     return first[0] if first else None
 
 
+def tell_ended(tx: Tx, signals: list[Topic]) -> None:
+    """Answers those who wait for runs that are over, in case nobody has told them."""
+    for topic in signals:
+        row = tx.one(f"SELECT {COLUMNS} FROM runs WHERE run = :run", run=topic[-1])
+        over = refusal(Run(*row), tx.now_ms) if row and topic == signal(row[0]) else None
+        if row and over is not None:
+            _tell(tx, Run(*row), over)
+
+
 def leave(tx: Tx, session: str) -> None:
     """A session is gone: child runs that only it knew, and in which nothing is held, end."""
     rows = tx.all(f"SELECT {COLUMNS} FROM runs WHERE state = 'active' AND owner = :session", session=session)
@@ -276,9 +285,13 @@ def _end_tree(tx: Tx, run: Run, state: str) -> None:
         ended = Run(*row)
         over = refusal(ended, tx.now_ms)
         assert over is not None, "an ended run has a refusal"
-        push = wire.RunEnded(run=ended.run, state=ended.state, message=str(over))
-        tx.answer(signal(ended.run), over.reply(), push)
-        tx.forget_run(ended.run)
+        _tell(tx, ended, over)
         kind = {"stopped": "cancelled", "finished": "completed"}.get(ended.state, "expired")
         tx.emit(f"scope.{kind}", ended.run, {"scopeId": ended.run, "name": ended.name})
     tx.due(tx.now_ms)  # what is left of them is tidied from now on
+
+
+def _tell(tx: Tx, run: Run, over: RunOver) -> None:
+    push = wire.RunEnded(run=run.run, state=effective(run, tx.now_ms), message=str(over))
+    tx.answer(signal(run.run), over.reply(), push)
+    tx.forget_run(run.run)

@@ -101,6 +101,8 @@ def release(tx: Tx, request: wire.Release) -> wire.Ok:
     """Gives a hold back without an outcome; a token that is gone already is no error."""
     lease = leases.drop(tx, request.token)
     if lease is not None:
+        if lease.session != tx.caller.session:
+            raise leases.LeaseGone(f"the hold {request.token} belongs to another session")
         GONE[lease.kind](tx, lease, "released")
     return wire.Ok()
 

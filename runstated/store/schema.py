@@ -57,10 +57,10 @@ def statements() -> list[str]:
     ]
 
 
-def migrate(connection: sqlite3.Connection) -> None:
-    """Brings the file to ``VERSION``, each step in a transaction of its own.
+def identify(connection: sqlite3.Connection) -> tuple[int, int]:
+    """The file's application id and version, 0 and 0 for a new one. Changes nothing.
 
-    Raises NewerFile or ForeignFile, before anything is changed.
+    Raises NewerFile or ForeignFile.
     """
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     (version,) = connection.execute("PRAGMA user_version").fetchone()
@@ -71,6 +71,15 @@ def migrate(connection: sqlite3.Connection) -> None:
         raise NewerFile(
             f"the database has version {version}, this runstated knows {VERSION}: install the newer runstated again"
         )
+    return application, version
+
+
+def migrate(connection: sqlite3.Connection) -> None:
+    """Brings the file to ``VERSION``, each step in a transaction of its own.
+
+    Raises NewerFile or ForeignFile, before anything is changed.
+    """
+    application, version = identify(connection)
     if application != APPLICATION_ID:
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     for step in range(version, VERSION):

@@ -109,6 +109,7 @@ class Store:
 
     async def _open_writer(self) -> None:
         def settings(connection: sqlite3.Connection) -> None:
+            schema.identify(connection)  # before anything of it is changed
             _pragmas(connection)
             connection.execute(f"PRAGMA synchronous = {self.sync}")
 

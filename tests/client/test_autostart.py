@@ -179,7 +179,7 @@ def test_ctrl_c_while_waiting_leaves_everything_usable(home: Home) -> None:
         waiter.send_signal(signal.SIGINT)
         assert waiter.stdout.readline() == "interrupted\n"
         os.close(lock)
-        assert waiter.communicate(timeout=PATIENCE_S)[0] == "waits\nconnected\n"
+        assert [waiter.stdout.readline() for _ in range(2)] == ["waits\n", "connected\n"]
 
 
 def test_a_forked_child_can_connect_by_itself(home: Home) -> None:
@@ -224,7 +224,7 @@ def test_a_daemon_that_dies_while_starting_is_reported_with_the_end_of_its_log(h
     (crash / "sitecustomize.py").write_text("import os, sys\nif 'detached' in sys.argv: sys.exit('broken Python')\n")
     answer = home.python("-c", CONNECT, PYTHONPATH=str(crash))
     assert "runstated ended while it was starting" in answer.stderr
-    assert "    broken Python" in answer.stderr
+    assert "    SystemExit: broken Python" in answer.stderr
     assert str(home.log) in answer.stderr
 
 

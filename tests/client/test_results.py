@@ -6,6 +6,7 @@ import datetime
 import pickle
 
 import pytest
+
 from runstate import results
 from runstate.signals import Signal
 

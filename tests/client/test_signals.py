@@ -14,6 +14,7 @@ import weakref
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from runstate import signals
 from runstate.errors import ConfigError, StoppedError
 from runstate.signals import Combined, Signal, watching
@@ -298,15 +299,16 @@ async def waiting(signal):
 def test_a_closed_loop_does_not_disturb_the_setter():
     signal, calls = Signal(), []
     loop = asyncio.new_event_loop()
-    wait = loop.create_task(signal.wait())
+    wait = waiting(signal)
+    task = loop.create_task(wait)
     loop.run_until_complete(asyncio.sleep(0))
     assert registered(signal) == 1
     loop.close()
     signal.add_callback(lambda: calls.append(1))
     signal._set()
     assert calls == [1]
-    wait._log_destroy_pending = False  # the task was left behind on purpose
-    wait.get_coro().close()
+    task._log_destroy_pending = False  # the task was left behind on purpose
+    wait.close()
 
 
 def test_importing_signals_does_not_import_asyncio_and_waiting_works_without_it():

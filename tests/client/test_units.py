@@ -9,6 +9,7 @@ from decimal import ROUND_HALF_UP, Decimal, localcontext
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from runstate import units
 from runstate.errors import ConfigError
 

@@ -1,0 +1,133 @@
+"""A request under way, and how its caller waits: a thread on a lock, a coroutine on a future of its own loop.
+
+Neither way polls. A lock's ``acquire`` can be interrupted by Ctrl-C; a future's loop may have been closed meanwhile.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+
+import msgspec
+
+from . import wire
+from .holds import Hold
+
+if TYPE_CHECKING:
+    import asyncio
+
+R = TypeVar("R")
+
+
+class Answer(NamedTuple, Generic[R]):
+    """A reply and the holds that came with it, by token. Whoever drops a hold gives it back."""
+
+    reply: R
+    holds: dict[int, Hold]
+
+
+class Call:
+    """One request: sent, sent again after a lost connection, answered once."""
+
+    __slots__ = (
+        "_done",
+        "_wake",
+        "again",
+        "answer",
+        "blocking",
+        "error",
+        "loop",
+        "request",
+        "request_id",
+        "ticket",
+        "until",
+    )
+
+    def __init__(
+        self,
+        request_id: int,
+        request: wire.Request[Any],
+        wake: Callable[[], Any],
+        loop: asyncio.AbstractEventLoop | None,
+        *,
+        blocking: bool,
+    ) -> None:
+        self.request_id = request_id
+        self.request = request
+        self.loop = loop  # the loop whose task waits for the answer or, of a blocking call, that runs in its thread
+        self.blocking = blocking
+        self.ticket = 0
+        self.again = False
+        self.until: float | None = None
+        if isinstance(request, wire.WaitingRequest) and request.wait_ms:
+            self.until = time.monotonic() + request.wait_ms / 1000
+        self.answer: Answer[Any] | None = None
+        self.error: BaseException | None = None
+        self._done = False
+        self._wake = wake
+
+    def body(self) -> bytes:
+        """The encoded request; on a repeat with its arrival number and what is left of its time."""
+        request = self.request
+        if self.again:
+            changes: dict[str, Any] = {"again": True}
+            if isinstance(request, wire.WaitingRequest):
+                changes["ticket"] = self.ticket
+                if self.until is not None:
+                    changes["wait_ms"] = max(1, int((self.until - time.monotonic()) * 1000))
+            request = msgspec.structs.replace(request, **changes)
+        self.again = True
+        return wire.encode(request)
+
+    def finish(self, answer: Answer[Any] | None, error: BaseException | None = None) -> None:
+        """Hands the outcome to the caller; the first one counts."""
+        if self._done:
+            return
+        self._done = True
+        self.answer, self.error = answer, error
+        self._wake()
+
+    def outcome(self) -> Answer[Any]:
+        """The answer, once the caller was woken. Raises what the call failed with."""
+        if self.error is not None:
+            raise self.error
+        assert self.answer is not None, "a finished call has an answer or an error"
+        answer, self.answer = self.answer, None
+        return answer
+
+
+class Gate:
+    """Where one thread waits for one call."""
+
+    __slots__ = ("_lock",)
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def open(self) -> None:
+        self._lock.release()
+
+    def wait(self, timeout: float | None) -> bool:
+        """Whether it was opened in time."""
+        if timeout is None:
+            return self._lock.acquire()
+        return self._lock.acquire(timeout=min(max(timeout, 0.0), threading.TIMEOUT_MAX))
+
+
+def future_waker(loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> Callable[[], None]:
+    """Resolves a future of a loop from any thread."""
+
+    def resolve() -> None:
+        if not future.done():
+            future.set_result(None)
+
+    def wake() -> None:
+        try:
+            loop.call_soon_threadsafe(resolve)
+        except RuntimeError:
+            pass  # the loop is closed, and with it the wait
+
+    return wake

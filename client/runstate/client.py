@@ -1,0 +1,250 @@
+"""``Runstate``: a client of one run. Each method is one line over its verb's own file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from . import errors, units
+from .connection import Address, Connection
+from .context import context
+from .once import wrap
+from .queues import Queue
+from .results import RunContext
+from .runs import Binding
+from .signals import SupportsIsSet, running_loop
+from .steps import adrive, drive
+
+if TYPE_CHECKING:
+    from .units import Duration
+
+DEFAULT_RUN = "default"
+DEFAULT_SPACE = "default"
+TIMEOUT = "30s"
+RETRIES = 3
+OPTIONS = ("api_key", "space_id", "base_url", "run", "worker", "timeout", "retries")
+
+
+class Core:
+    """What the clients made from one another share: options, the session, the queues with handlers."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self.options = options
+        self.queues: list[Queue] = []
+        self._connection: Connection | None = None
+
+    def connection(self) -> Connection:
+        """The session, made at first use. Raises ConfigError for settings that cannot be used."""
+        if self._connection is None:
+            self._connection = Connection(self._address())
+        return self._connection
+
+    def configure(self, options: dict[str, Any]) -> None:
+        """Merges options; the next call starts a session of its own."""
+        self.options = {**self.options, **options}
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.retire()
+
+    def setting(self, option: str, variable: str | None) -> str | None:
+        """What the code says, else the environment; blank is nothing."""
+        value = self.options.get(option)
+        if value is None and variable is not None:
+            value = os.environ.get(variable, "").strip() or None
+        return value
+
+    def _address(self) -> Address:
+        url = self.setting("base_url", "RUNSTATE_BASE_URL")
+        key = self.setting("api_key", "RUNSTATE_API_KEY")
+        if url is not None:
+            url = units.text(url, "base_url", 4096).rstrip("/")
+            if not url.startswith(("unix://", "tcp://")):
+                raise errors.ConfigError(
+                    f"base_url {url!r} is not of the form unix:///path or tcp://host:port; without it the daemon of"
+                    " this user is used"
+                )
+            if url.startswith("tcp://") and key is None:
+                raise errors.ConfigError("over TCP a key is needed: set RUNSTATE_API_KEY or api_key")
+        timeout = self.options.get("timeout")
+        retries = self.options.get("retries")
+        return Address(
+            url=url,
+            space=self.setting("space_id", "RUNSTATE_SPACE_ID") or DEFAULT_SPACE,
+            key=key,
+            worker=self.setting("worker", None),
+            timeout_s=units.milliseconds(TIMEOUT if timeout is None else timeout, "timeout") / 1000,
+            retries=units.whole(RETRIES if retries is None else retries, "retries", 0),
+        )
+
+    def __del__(self) -> None:
+        connection = self._connection
+        if connection is not None:
+            connection.retire()
+
+
+class Runstate:
+    """A client. Making one reads nothing and connects nowhere; that happens at the first call that needs it."""
+
+    def __init__(
+        self,
+        *,
+        api_key: str | None = None,
+        space_id: str | None = None,
+        base_url: str | None = None,
+        run: str | None = None,
+        worker: str | None = None,
+        timeout: Duration | None = None,
+        retries: int | None = None,
+    ) -> None:
+        given = (api_key, space_id, base_url, run, worker, timeout, retries)
+        self._core = Core({name: value for name, value in zip(OPTIONS, given, strict=True) if value is not None})
+        self._bound: Binding | None = None
+        self._is_fixed = False  # made by run() or child(): configure does not change which run is meant
+
+    @classmethod
+    def _on(cls, core: Core, binding: Binding) -> Runstate:
+        client = cls.__new__(cls)
+        client._core = core
+        client._bound = binding
+        client._is_fixed = True
+        return client
+
+    def _connection(self) -> Connection:
+        return self._core.connection()
+
+    def _binding(self) -> Binding:
+        if self._bound is None:
+            name = self._core.setting("run", "RUNSTATE_RUN") or DEFAULT_RUN
+            self._bound = Binding(self._core, units.name(name, "run"), None, None)
+        return self._bound
+
+    def configure(self, **options: Any) -> None:
+        """Changes options of this client; what was joined is joined again. A client whose run is over stays so.
+
+        Raises ConfigError for an option that does not exist.
+        """
+        for name in options:
+            if name not in OPTIONS:
+                raise errors.ConfigError(f"configure has no option {name!r}; it has {', '.join(OPTIONS)}")
+        self._core.configure({name: value for name, value in options.items() if value is not None})
+        if self._bound is not None and self._bound.over is None and not self._is_fixed:
+            self._bound = None
+
+    # ------------------------------------------------------------------ runs
+
+    def run(self, name: str, *, deadline: Duration | None = None) -> Runstate:
+        """A client of the root run of that name, which is created at the first call that needs it."""
+        return Runstate._on(self._core, Binding(self._core, units.name(name, "run"), deadline, None))
+
+    def child(self, name: str | None = None, *, deadline: Duration | None = None) -> Runstate:
+        """A client of a new run below this one's. It ends with its parent."""
+        if name is not None:
+            units.name(name, "child")
+        return Runstate._on(self._core, Binding(self._core, name, deadline, self._binding()))
+
+    def run_id(self) -> str:
+        """The id of the run, which is joined or created if need be."""
+        return drive(self._connection, self._binding().join()).id
+
+    async def arun_id(self) -> str:
+        """The id of the run, which is joined or created if need be."""
+        return (await adrive(self._connection, self._binding().join())).id
+
+    def stop(self) -> None:
+        """Stops the run and all below it, in every process. This client is over; a repeat does nothing."""
+        drive(self._connection, self._binding().end("stopped"))
+
+    async def astop(self) -> None:
+        """Stops the run and all below it, in every process. This client is over; a repeat does nothing."""
+        await adrive(self._connection, self._binding().end("stopped"))
+
+    def finish(self) -> None:
+        """Marks the run finished. Otherwise like ``stop``."""
+        drive(self._connection, self._binding().end("finished"))
+
+    async def afinish(self) -> None:
+        """Marks the run finished. Otherwise like ``stop``."""
+        await adrive(self._connection, self._binding().end("finished"))
+
+    def context(self) -> RunContext | None:
+        """Where the code runs; see ``runstate.context``."""
+        return context()
+
+    # ------------------------------------------------------------------ once, queues
+
+    def once(
+        self,
+        fn: Callable[..., Any] | None = None,
+        *,
+        name: str | None = None,
+        key: Callable[..., str] | None = None,
+        attempts: int | None = None,
+        lease: Duration | None = None,
+    ) -> Any:
+        """Wraps a function so that it runs once in the run for the same arguments; every caller gets its one result.
+
+        ``attempts`` (3): failures after which every caller gets OnceFailedError. ``lease`` (30 s): how long a process
+        that hangs may hold the work. ``name``: default the function's. ``key``: gets the arguments, gives a string.
+        """
+        options: dict[str, Any] = {"name": name, "key": key, "attempts": attempts, "lease": lease}
+        if fn is not None:
+            return wrap(self, fn, **options)
+        return lambda function: wrap(self, function, **options)
+
+    def queue(
+        self,
+        name: str,
+        handler: Callable[[Any], Any] | None = None,
+        *,
+        slots: Any = None,
+        limit: Any = None,
+        budget: Any = None,
+        attempts: int | None = None,
+        lease: Duration | None = None,
+        concurrency: int | None = None,
+        key: Callable[[Any], str] | None = None,
+    ) -> Queue:
+        """A queue: with a handler it can be served, without one it takes a handler as a decorator or only sends.
+
+        ``attempts`` (5): deliveries after which a job has failed. ``concurrency`` (1): handlers at once in this
+        process. ``key``: which inputs are the same job; default a hash of the input.
+        """
+        for option, value in (("slots", slots), ("limit", limit), ("budget", budget)):
+            if value is not None:
+                raise errors.ConfigError(
+                    f"queue {name}: {option} on a queue is not supported by this version of runstated"
+                )
+        return Queue(self, name, handler, attempts=attempts, lease=lease, concurrency=concurrency, key=key)
+
+    def serve(
+        self,
+        *,
+        concurrency: int | None = None,
+        queues: Sequence[Queue] | None = None,
+        signal: SupportsIsSet | None = None,
+    ) -> None:
+        """Runs the handlers of this process's queues until the run ends, ``signal`` is set, or SIGTERM or SIGINT come;
+        then waits up to 30 s for those that run."""
+        if running_loop() is not None:
+            raise errors.ConfigError("serve() would block the event loop of this thread: use `await aserve()`")
+        from .serve import serve  # brings asyncio, which plain callers of `once` do not need
+
+        serve(self, concurrency=concurrency, queues=queues, signal=signal)
+
+    async def aserve(
+        self,
+        *,
+        concurrency: int | None = None,
+        queues: Sequence[Queue] | None = None,
+        signal: SupportsIsSet | None = None,
+    ) -> None:
+        """The same on the running event loop; cancelling the task drains, too."""
+        from .serve import aserve
+
+        await aserve(self, concurrency=concurrency, queues=queues, signal=signal)
+
+    def __repr__(self) -> str:
+        if self._bound is not None and self._is_fixed:
+            return f"<Runstate run={self._bound.name or '(child run)'}>"
+        return f"<Runstate run={self._core.options.get('run') or '(default run)'}>"

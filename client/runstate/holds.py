@@ -1,0 +1,132 @@
+"""Holds: a token lives in a handle, and the heartbeat renews exactly the handles that still exist.
+
+A hold that is dropped gives its token back: the finaliser only puts the token on a list (it may run in any thread, in
+the middle of anything, so it takes no lock); the next frame that goes out takes the list along.
+
+The heartbeat is a thread of its own, so that neither a busy event loop nor a long computation stops it. It beats at a
+third of the shortest lease, and not at all while nothing is held.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from . import wire
+from .signals import Signal
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from .errors import RunstateError
+
+
+class Hold:
+    """What this process holds under a token. ``signal`` is set when it is lost, with the error as reason."""
+
+    __slots__ = ("__weakref__", "_holds", "lease_ms", "loop", "pid", "run", "signal", "token")
+
+    def __init__(
+        self, holds: Holds, token: int, run: str | None, lease_ms: int, loop: asyncio.AbstractEventLoop | None
+    ) -> None:
+        self._holds: Holds | None = holds
+        self.token = token
+        self.run = run
+        self.lease_ms = lease_ms
+        self.loop = loop  # whose task holds it: a blocking call in that loop's thread must not wait for it
+        self.pid = os.getpid()
+        self.signal = Signal()
+
+    def settle(self) -> None:
+        """The hold has ended with an outcome that was recorded: nothing to renew, nothing to give back."""
+        holds, self._holds = self._holds, None
+        if holds is not None:
+            holds.forget(self.token)
+
+    def release(self) -> None:
+        """Gives it back, without an outcome and without waiting. Does nothing when it has ended already."""
+        holds, self._holds = self._holds, None
+        if holds is not None:
+            holds.forget(self.token)
+            holds.give_back(self.token)
+
+    def lose(self, error: RunstateError) -> None:
+        """The daemon says that it is gone."""
+        holds, self._holds = self._holds, None
+        if holds is not None:
+            holds.forget(self.token)
+        self.signal._set(error)
+
+    def __del__(self) -> None:
+        holds = self._holds
+        if holds is not None and self.pid == os.getpid():
+            holds.given.append(self.token)
+
+
+class Holds:
+    """All holds of one session."""
+
+    def __init__(self) -> None:
+        self.given: deque[int] = deque()  # tokens to give back with the next frame
+        self._live: dict[int, weakref.ref[Hold]] = {}
+        self._changed = threading.Event()
+
+    def add(self, token: int, run: str | None, lease_ms: int, loop: asyncio.AbstractEventLoop | None) -> Hold:
+        hold = Hold(self, token, run, lease_ms, loop)
+        self._live[token] = weakref.ref(hold)
+        self._changed.set()
+        return hold
+
+    def forget(self, token: int) -> None:
+        self._live.pop(token, None)
+
+    def give_back(self, token: int) -> None:
+        self.given.append(token)
+        self._changed.set()
+
+    def get(self, token: int) -> Hold | None:
+        found = self._live.get(token)
+        return None if found is None else found()
+
+    def live(self) -> list[Hold]:
+        """The holds whose handles still exist."""
+        return [hold for ref in list(self._live.values()) if (hold := ref()) is not None]
+
+    def tokens(self) -> tuple[int, ...]:
+        return tuple(hold.token for hold in self.live())
+
+    def take_given(self) -> list[int]:
+        """The tokens to give back now."""
+        tokens = []
+        while self.given:
+            token = self.given.popleft()
+            self._live.pop(token, None)
+            tokens.append(token)
+        return tokens
+
+    def wait(self) -> bool:
+        """For the heartbeat: waits until the next beat is due, or until something changed. True: it is due."""
+        shortest_ms = min((hold.lease_ms for hold in self.live()), default=None)
+        changed = self._changed.wait(None if shortest_ms is None else shortest_ms / 3000)
+        self._changed.clear()
+        return not changed
+
+    def wake(self) -> None:
+        """For the heartbeat: there is something to send."""
+        self._changed.set()
+
+
+def granted(
+    holds: Holds, request: wire.Request[Any], reply: wire.Reply, loop: asyncio.AbstractEventLoop | None
+) -> dict[int, Hold]:
+    """The holds that a reply brings, by token."""
+    if isinstance(reply, wire.OnceGranted) and isinstance(request, wire.OnceAcquire):
+        return {reply.token: holds.add(reply.token, request.run, request.lease_ms, loop)}
+    if isinstance(reply, wire.JobsGranted) and isinstance(request, wire.QueuesAdmit):
+        return {
+            job.token: holds.add(job.token, job.run, request.queues[job.source].lease_ms, loop) for job in reply.jobs
+        }
+    return {}

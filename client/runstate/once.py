@@ -1,0 +1,172 @@
+"""``once``: a function that runs once in a run for the same arguments; every caller gets its one result."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from . import errors, keys, payloads, units, wire
+from .context import within
+from .holds import Hold
+from .results import RunContext
+from .signals import Combined
+from .steps import Run, Steps, adrive, drive
+
+if TYPE_CHECKING:
+    from .client import Runstate
+
+ATTEMPTS = 3
+LEASE = "30s"
+
+
+@dataclass(frozen=True)
+class Once:
+    """A wrapped function and its options."""
+
+    client: Runstate
+    function: Callable[..., Any]
+    name: str
+    key: Callable[..., str] | None
+    attempts: int
+    lease_ms: int
+
+
+def wrap(
+    client: Runstate,
+    function: Callable[..., Any],
+    *,
+    name: str | None,
+    key: Callable[..., str] | None,
+    attempts: int | None,
+    lease: units.Duration | None,
+) -> Callable[..., Any]:
+    """The wrapped function: plain stays plain, ``async def`` stays a coroutine function.
+
+    Raises ConfigError for options that cannot be used.
+    """
+    if not callable(function):
+        raise errors.ConfigError(f"once needs a function, not {units.shown(function)}")
+    if key is not None and not callable(key):
+        raise errors.ConfigError(f"key is {units.shown(key)}: give a function that returns a string")
+    spec = Once(
+        client,
+        function,
+        _name(function, name),
+        key,
+        units.whole(ATTEMPTS if attempts is None else attempts, "attempts", 1, 100),
+        units.lease_seconds(LEASE if lease is None else lease) * 1000,
+    )
+
+    if inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def async_wrapper(*args: Any, **kwargs: Any) -> Any:
+            return await adrive(client._connection, call(spec, args, kwargs))
+
+        wrapper: Callable[..., Any] = async_wrapper
+    else:
+
+        @functools.wraps(function)
+        def plain_wrapper(*args: Any, **kwargs: Any) -> Any:
+            return drive(client._connection, call(spec, args, kwargs))
+
+        wrapper = plain_wrapper
+    if name is not None:
+        wrapper.__name__ = name
+    return wrapper
+
+
+def call(spec: Once, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Steps[Any]:
+    """One call of a wrapped function."""
+    binding = spec.client._binding()
+    binding.check()
+    key = keys.call_key(spec.name, spec.function, spec.key, args, kwargs)
+    info = yield from binding.join()
+    try:
+        answer = yield wire.OnceAcquire(run=info.id, key=key, lease_ms=spec.lease_ms, within=within())
+        reply = answer.reply
+        if isinstance(reply, wire.OnceDone):
+            return payloads.decode(reply.result)
+        if isinstance(reply, wire.OnceFailed):
+            raise errors.OnceFailedError(reply.error, reply.attempts)
+        hold = answer.holds[reply.token]
+        del answer
+        signal = Combined(binding.signal, hold.signal)
+        try:
+            around = RunContext(info, signal, reply.attempt, key)
+            return (yield from _work(spec, hold, Run(spec.function, args, kwargs, around, hold.token)))
+        finally:
+            signal.close()
+    except errors.StoppedError as error:
+        raise binding.noted(error)  # noqa: B904 (its own cause stays)
+
+
+def _work(spec: Once, hold: Hold, run: Run) -> Steps[Any]:
+    """Runs the function and records what came of it."""
+    key = run.context.key
+    assert key is not None and hold.run is not None, "a once call has both"
+    try:
+        result = yield run
+        text = payloads.encode(f"the result of {spec.name}", result)
+    except Exception as error:
+        yield from _failed(spec, hold, key, error)
+        raise
+    except BaseException:  # interrupted: nothing is recorded, the next caller goes on at once
+        hold.release()
+        raise
+    try:
+        answer = yield wire.OnceComplete(run=hold.run, key=key, token=hold.token, result=text)
+    except errors.LeaseLostError as error:
+        hold.settle()
+        raise _lost(hold, error) from None
+    except BaseException:
+        hold.release()  # of no effect if the result was recorded all the same
+        raise
+    hold.settle()
+    return payloads.decode(answer.reply.result)
+
+
+def _failed(spec: Once, hold: Hold, key: str, error: Exception) -> Steps[None]:
+    """Records a failure. Raises OnceFailedError when it used up the attempts, LeaseLostError or StoppedError when the
+    outcome does not count; otherwise the caller raises its own exception."""
+    assert hold.run is not None, "a once hold belongs to a run"
+    text = payloads.error_text(error)
+    try:
+        answer = yield wire.OnceFail(run=hold.run, key=key, token=hold.token, error=text, attempts=spec.attempts)
+    except errors.LeaseLostError as lost:
+        hold.settle()
+        raise _lost(hold, lost) from error
+    except errors.StoppedError as stopped:
+        hold.settle()
+        raise stopped from error
+    except errors.RunstateError:
+        hold.release()
+        return  # the caller's own exception matters more than that it could not be recorded
+    except BaseException:
+        hold.release()
+        raise
+    hold.settle()
+    if answer.reply.failed:
+        raise errors.OnceFailedError(text, answer.reply.attempts) from error
+
+
+def _lost(hold: Hold, error: errors.LeaseLostError) -> errors.RunstateError:
+    """Why the hold was lost: what set its signal, if something did."""
+    reason = hold.signal.reason
+    if isinstance(reason, errors.StoppedError):
+        return reason
+    if not hold.signal.is_set():
+        hold.signal._set(error)
+    return error
+
+
+def _name(function: Callable[..., Any], name: str | None) -> str:
+    if name is not None:
+        return units.name(name, "name")
+    found = getattr(function, "__name__", None)
+    if not isinstance(found, str) or found == "<lambda>":
+        raise errors.ConfigError("this function has no name of its own: pass name= to once")
+    return units.name(found, "name")

@@ -1,0 +1,35 @@
+"""Inputs and results as JSON text: encoded and measured here, before anything is sent."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from . import errors, wire
+
+
+def encode(what: str, value: object) -> str:
+    """Compact JSON text.
+
+    Raises ConfigError when the value is not JSON (nan and infinities are not), ResultTooLargeError when the text is
+    longer than 65,536 bytes of UTF-8.
+    """
+    try:
+        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        size = len(text) if text.isascii() else len(text.encode())
+    except (TypeError, ValueError, RecursionError) as error:  # UnicodeEncodeError (lone surrogates) is a ValueError
+        raise errors.ConfigError(f"{what} cannot be written as JSON: {error}; return or send JSON values") from error
+    if size > wire.PAYLOAD_BYTES_MAX:
+        raise errors.ResultTooLargeError(
+            f"{what} of {size} bytes exceeds {wire.PAYLOAD_BYTES_MAX} bytes: store it elsewhere and pass a reference",
+            code="RESULT_TOO_LARGE",
+        )
+    return text
+
+
+decode: Any = json.loads
+
+
+def error_text(error: BaseException) -> str:
+    """How a failure is recorded: ``<Type>: <message>``, at most 2,000 characters, without what UTF-8 cannot carry."""
+    return f"{type(error).__name__}: {error}"[:2000].encode("utf-8", "replace").decode()

@@ -1,0 +1,165 @@
+"""``queue``: work handed to worker processes. Producers call it like a function; see serve.py for the workers."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from . import errors, keys, payloads, units, wire
+from .context import within
+from .runs import Binding
+from .signals import running_loop
+from .steps import Steps, adrive, drive
+
+if TYPE_CHECKING:
+    from .client import Runstate
+
+ATTEMPTS = 5
+LEASE = "30s"
+CONCURRENCY = 1
+HANDLER_ERROR = "handler_error: "
+
+
+class Queue:
+    """A queue of one client: call it, ``send`` to it, or let ``serve`` run its handler."""
+
+    def __init__(
+        self,
+        client: Runstate,
+        name: str,
+        handler: Callable[[Any], Any] | None,
+        *,
+        attempts: int | None,
+        lease: units.Duration | None,
+        concurrency: int | None,
+        key: Callable[[Any], str] | None,
+    ) -> None:
+        if key is not None and not callable(key):
+            raise errors.ConfigError(f"key is {units.shown(key)}: give a function that returns a string")
+        self._client = client
+        self._name = units.name(name, "the name of a queue")
+        self._handler = handler
+        self._attempts = None if attempts is None else units.whole(attempts, "attempts", 1, 100)
+        self._lease_ms = units.lease_seconds(LEASE if lease is None else lease) * 1000
+        self._concurrency = units.whole(CONCURRENCY if concurrency is None else concurrency, "concurrency")
+        self._key = key
+        self._is_async = inspect.iscoroutinefunction(handler)
+        if handler is not None:
+            for attribute in ("__name__", "__qualname__", "__module__", "__doc__"):
+                if hasattr(handler, attribute):
+                    setattr(self, attribute, getattr(handler, attribute))
+            self.__wrapped__ = handler
+            client._core.queues.append(self)
+
+    @property
+    def name(self) -> str:
+        """The queue's name."""
+        return self._name
+
+    @property
+    def servable(self) -> bool:
+        """Whether ``serve`` can run it: it has a handler."""
+        return self._handler is not None
+
+    def __call__(self, input: Any) -> Any:
+        """Submits a job and waits for its result. With an ``async def`` handler, or without a handler in a thread with
+        a running event loop, it gives a coroutine. A queue without a handler takes a function as its handler."""
+        if self._handler is None and callable(input) and not isinstance(input, str | bytes | Mapping | list | tuple):
+            return self._with_handler(input)
+        if self._is_async or (self._handler is None and running_loop() is not None):
+            return self.acall(input)
+        return drive(self._client._connection, self._call(input))
+
+    async def acall(self, input: Any) -> Any:
+        """Submits a job and waits for its result."""
+        return await adrive(self._client._connection, self._call(input))
+
+    def send(self, input: Any) -> Job:
+        """Submits a job. The same input in the same run is the same job."""
+        return drive(self._client._connection, self._send(input))
+
+    async def asend(self, input: Any) -> Job:
+        """Submits a job. The same input in the same run is the same job."""
+        return await adrive(self._client._connection, self._send(input))
+
+    def __repr__(self) -> str:
+        return f"<Queue {self._name} ({'handler' if self.servable else 'producer-only'})>"
+
+    def _with_handler(self, handler: Callable[[Any], Any]) -> Queue:
+        return Queue(
+            self._client,
+            self._name,
+            handler,
+            attempts=self._attempts,
+            lease=self._lease_ms / 1000,
+            concurrency=self._concurrency,
+            key=self._key,
+        )
+
+    def _declared_attempts(self) -> int | None:
+        """What to declare on the way: whoever has the handler, or names attempts, declares the queue."""
+        return ATTEMPTS if self._attempts is None and self.servable else self._attempts
+
+    def _send(self, input: Any) -> Steps[Job]:
+        binding = self._client._binding()
+        binding.check()
+        key = keys.queue_key(self._name, input, self._key)
+        text = payloads.encode(f"the input of {self._name}", input)
+        info = yield from binding.join()
+        try:
+            answer = yield wire.QueuesSend(
+                run=info.id, queue=self._name, key=key, input=text, attempts=self._declared_attempts()
+            )
+        except errors.StoppedError as error:
+            raise binding.noted(error)  # noqa: B904
+        return Job(self._client, binding, self._name, answer.reply.job)
+
+    def _call(self, input: Any) -> Steps[Any]:
+        job = yield from self._send(input)
+        return (yield from job._result(None))
+
+
+class Job:
+    """A job that was submitted."""
+
+    def __init__(self, client: Runstate, binding: Binding, queue: str, job: str) -> None:
+        self._client = client
+        self._bound = binding
+        self._queue = queue
+        self._id = job
+
+    @property
+    def id(self) -> str:
+        """The job's id."""
+        return self._id
+
+    def result(self, timeout: units.Duration | None = None) -> Any:
+        """Waits for the result, without a limit by default. Raises TimeoutError when ``timeout`` passes (the job goes
+        on), TaskFailedError when the job has failed, StoppedError when its run is over."""
+        return drive(self._client._connection, self._result(timeout))
+
+    async def aresult(self, timeout: units.Duration | None = None) -> Any:
+        """Waits for the result; see ``result``."""
+        return await adrive(self._client._connection, self._result(timeout))
+
+    def __repr__(self) -> str:
+        return f"<Job {self._id} in {self._queue}>"
+
+    def _result(self, timeout: units.Duration | None) -> Steps[Any]:
+        wait_ms = None if timeout is None else units.milliseconds(timeout, "timeout")
+        try:
+            answer = yield wire.QueuesResult(job=self._id, wait_ms=wait_ms, within=within())
+        except errors.StoppedError as error:
+            raise self._bound.noted(error)  # noqa: B904
+        view: wire.JobView = answer.reply
+        if view.state == "succeeded":
+            return payloads.decode(view.result)
+        if view.state == "failed":
+            reason = view.reason or "failed"
+            raise errors.TaskFailedError(reason.removeprefix(HANDLER_ERROR), job_id=self._id, reason=reason)
+        if view.state == "cancelled":
+            cut_off = errors.StoppedError(f"job {self._id} was cut off: its run is over", code="SCOPE_CANCELLED")
+            self._bound.ended(cut_off)
+            raise cut_off
+        raise errors.TimeoutError(f"job {self._id} in {self._queue} had not ended after {timeout} (it is {view.state})")

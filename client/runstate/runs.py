@@ -1,0 +1,112 @@
+"""A client's run: found or created at the first call that needs it, remembered, and over for good when it has ended."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from typing import TYPE_CHECKING
+
+from . import errors, units, wire
+from .connection import RunWatch
+from .results import RunInfo
+from .signals import Signal
+from .steps import Steps
+
+if TYPE_CHECKING:
+    from .client import Core
+
+CHILD_NAME = "(child run)"  # shown for a child run without a name
+
+
+class Binding:
+    """Which run a client means. ``signal`` is set when that run has ended."""
+
+    def __init__(self, core: Core, name: str | None, deadline: units.Duration | None, parent: Binding | None) -> None:
+        self._core = core
+        self.name = name
+        self.parent = parent
+        self._deadline = deadline
+        self.signal = Signal()
+        self.over: errors.StoppedError | None = None
+        self._info: RunInfo | None = None
+        self._watch: RunWatch | None = None
+
+    # ------------------------------------------------------------------ steps
+
+    def join(self) -> Steps[RunInfo]:
+        """The run, joined or created if need be. Raises StoppedError once it is over."""
+        self.check()
+        if self._info is not None:
+            return self._info
+        deadline_ms = None
+        if self._deadline is not None:
+            deadline_ms = int(time.time() * 1000) + units.milliseconds(self._deadline, "deadline")
+        request: wire.Request[wire.RunView]
+        if self.parent is None:
+            assert self.name is not None, "only a child run has no name"
+            request = wire.RunsJoin(name=self.name, deadline_ms=deadline_ms)
+        else:
+            above = yield from self.parent.join()
+            request = wire.RunsChild(parent=above.id, name=self.name, deadline_ms=deadline_ms)
+        try:
+            answer = yield request
+        except errors.StoppedError as error:
+            raise self.noted(error) from None
+        view: wire.RunView = answer.reply
+        if self._info is None:
+            self._known(view)
+        elif self.parent is not None and view.run != self._info.id:
+            # Another thread of this client was faster: one child run is enough.
+            yield wire.RunsEnd(run=view.run, state="stopped")
+        assert self._info is not None, "set above or by the faster thread"
+        return self._info
+
+    def end(self, state: str) -> Steps[None]:
+        """Stops or finishes the run; a repeat does nothing."""
+        if self.over is not None:
+            return
+        info = yield from self.join()
+        if self._watch is not None:
+            self._core.connection().unwatch(self._watch.run)
+        answer = yield wire.RunsEnd(run=info.id, state="stopped" if state == "stopped" else "finished")
+        name = self.name or info.id
+        self.ended(
+            errors.StoppedError(f"the run {name!r} is over: it was {answer.reply.state}", code="SCOPE_CANCELLED")
+        )
+
+    # ------------------------------------------------------------------ what is known
+
+    @property
+    def info(self) -> RunInfo:
+        """The run that was joined."""
+        assert self._info is not None, "joined before"
+        return self._info
+
+    def check(self) -> None:
+        """Raises StoppedError once the run is over, without a request."""
+        if self.over is not None:
+            raise errors.StoppedError(self.over.message) from self.over
+
+    def ended(self, error: errors.StoppedError) -> None:
+        """The run is over: for good, for this client."""
+        if self.over is None:
+            self.over = error
+        self.signal._set(error)
+
+    def noted(self, error: errors.StoppedError) -> errors.StoppedError:
+        """Takes notice of an error that says that a run is over; the same error, to be raised."""
+        if self._info is not None and error.run in (self._info.id, None):
+            self.ended(error)
+        return error
+
+    def _known(self, view: wire.RunView) -> None:
+        self._info = RunInfo(view.run, view.name or self.name or CHILD_NAME)
+        self._watch = RunWatch(view.run, self.ended)
+        self._core.connection().watch(self._watch)
+
+
+def deadline_time(deadline_ms: int | None) -> datetime.datetime | None:
+    """A point in time of the wire as an aware datetime."""
+    if deadline_ms is None:
+        return None
+    return datetime.datetime.fromtimestamp(deadline_ms / 1000, tz=datetime.timezone.utc)

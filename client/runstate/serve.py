@@ -1,0 +1,333 @@
+"""``serve``: a worker. Takes jobs of its queues, runs their handlers, records what came of them.
+
+    declared --> taking jobs --stop (run over, signal, SIGTERM, SIGINT)--> draining, at most 30 s --> returned
+
+Each queue has its own places. A place is free again as soon as its handler has ended: the outcome and the request for
+the next job travel together. Plain handlers run in threads of their own, ``async def`` handlers on the serving loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal as signals_of_os
+import threading
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from . import errors, payloads, units, wire
+from .context import enter, leave
+from .holds import Hold
+from .queues import ATTEMPTS, Queue
+from .results import RunContext, RunInfo
+from .runs import CHILD_NAME
+from .signals import Signal, SupportsIsSet, watching
+from .steps import adrive
+
+if TYPE_CHECKING:
+    from .client import Runstate
+
+DRAIN_S = 30.0
+RETRY_S_MIN = 0.25  # after trouble with taking jobs ...
+RETRY_S_MAX = 10.0  # ... doubling up to this
+PLACES_MAX = 1_000  # of one queue in one process, as the wire allows
+
+
+class Source:
+    """One queue that is served, in one run."""
+
+    def __init__(self, queue: Queue, concurrency: int | None) -> None:
+        self.queue = queue
+        self.client: Runstate = queue._client
+        self.free = min(queue._concurrency if concurrency is None else concurrency, PLACES_MAX)
+        self.changed = asyncio.Event()
+        self.info: RunInfo | None = None
+
+    async def declare(self) -> None:
+        """Joins the run and declares the queue. Raises StoppedError, ConflictError, UnavailableError."""
+        binding = self.client._binding()
+        self.info = await adrive(self.client._connection, binding.join())
+        attempts = self.queue._declared_attempts() or ATTEMPTS
+        await self.client._connection().acall(wire.QueuesDeclare(queue=self.queue.name, attempts=attempts))
+
+    def take_place(self) -> None:
+        self.free -= 1
+
+    def give_place(self) -> None:
+        self.free += 1
+        self.changed.set()
+
+
+class Worker:
+    """Serves queues on the running loop until it is told to stop."""
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        self._sources = sources
+        self._stop = asyncio.Event()
+        self._handlers: set[asyncio.Task[None]] = set()
+
+    def stop(self) -> None:
+        """Take no more jobs."""
+        self._stop.set()
+
+    async def run(self) -> None:
+        """Declares, then takes jobs until stopped or until the runs of all queues are over; then drains."""
+        for source in self._sources:
+            try:
+                await source.declare()
+            except errors.StoppedError as error:
+                raise source.client._binding().noted(error)  # noqa: B904
+        loops = [asyncio.ensure_future(self._take_jobs(source)) for source in self._sources]
+        stopped = asyncio.ensure_future(self._stop.wait())
+        try:
+            await self._until_over(loops, stopped)
+        finally:
+            for task in (*loops, stopped):
+                task.cancel()
+            await _settled([*loops, stopped])
+            await self._drain()
+        for task in loops:
+            if not task.cancelled() and task.exception() is not None:
+                task.result()
+
+    async def _until_over(self, loops: Sequence[asyncio.Future[None]], stopped: asyncio.Future[Any]) -> None:
+        """Returns when stopped, when one loop has failed, or when all have ended."""
+        left: set[asyncio.Future[Any]] = {*loops, stopped}
+        while not stopped.done() and len(left) > 1:
+            done, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
+            if any(task.exception() is not None for task in done):
+                return
+
+    async def _drain(self) -> None:
+        """Waits for the handlers that run. What is left of the coroutines is cancelled and its jobs are given back;
+        what is left of the threads keeps its jobs until it ends or the process does."""
+        self._stop.set()
+        if self._handlers:
+            await _wait(self._handlers, DRAIN_S)
+        for task in self._handlers:
+            task.cancel()
+        await _settled(list(self._handlers))
+
+    async def _take_jobs(self, source: Source) -> None:
+        pause = RETRY_S_MIN
+        assert source.info is not None, "declared before"
+        while True:
+            while source.free <= 0:
+                source.changed.clear()
+                await source.changed.wait()
+            request = wire.QueuesAdmit(
+                queues=(
+                    wire.AdmitFrom(
+                        run=source.info.id,
+                        queue=source.queue.name,
+                        places=source.free,
+                        lease_ms=source.queue._lease_ms,
+                    ),
+                )
+            )
+            try:
+                answer = await source.client._connection().acall(request)
+            except errors.StoppedError as error:
+                source.client._binding().noted(error)
+                return
+            except (errors.AuthError, errors.ConfigError):
+                raise
+            except errors.RunstateError:
+                await asyncio.sleep(pause)
+                pause = min(RETRY_S_MAX, pause * 2)
+                continue
+            pause = RETRY_S_MIN
+            for job in answer.reply.jobs:
+                source.take_place()
+                task = asyncio.ensure_future(self._handle(source, job, answer.holds[job.token]))
+                self._handlers.add(task)  # the loop itself keeps only weak references to tasks
+                task.add_done_callback(self._handlers.discard)
+            del answer
+
+    # ------------------------------------------------------------------ one job
+
+    async def _handle(self, source: Source, job: wire.JobGrant, hold: Hold) -> None:
+        connection = source.client._connection()
+        outcome: wire.Request[wire.JobView]
+        try:
+            outcome = await self._outcome(source, job, hold)
+        except BaseException:  # cancelled: the job goes to another worker, no attempt is counted
+            hold.release()
+            raise
+        finally:
+            source.give_place()
+        try:
+            await connection.acall(outcome)
+        except (errors.LeaseLostError, errors.StoppedError):
+            hold.settle()  # somebody else has the job now: the result is dropped quietly
+        except errors.RunstateError:
+            hold.release()
+        except BaseException:
+            hold.release()
+            raise
+        else:
+            hold.settle()
+
+    async def _outcome(self, source: Source, job: wire.JobGrant, hold: Hold) -> wire.Request[wire.JobView]:
+        """Runs the handler; what to record."""
+        around = RunContext(RunInfo(job.run, job.run_name or CHILD_NAME), hold.signal, job.attempt, job.key)
+        try:
+            result = await self._run_handler(source.queue, payloads.decode(job.input), around, hold)
+        except asyncio.CancelledError:
+            if self._stop.is_set():
+                raise
+            return wire.QueuesFail(job=job.job, token=job.token, error="CancelledError: the handler cancelled itself")
+        except BaseException as error:  # SystemExit too: a handler must not take the worker down
+            return wire.QueuesFail(job=job.job, token=job.token, error=payloads.error_text(error))
+        try:
+            text = payloads.encode(f"the result of {source.queue.name}", result)
+        except errors.ResultTooLargeError:
+            error_text = f"{source.queue.name} returned a result over 64 KB"
+            return wire.QueuesFail(job=job.job, token=job.token, error=error_text, retry=False)
+        except errors.ConfigError as error:
+            return wire.QueuesFail(job=job.job, token=job.token, error=payloads.error_text(error))
+        return wire.QueuesComplete(job=job.job, token=job.token, result=text)
+
+    async def _run_handler(self, queue: Queue, input: Any, around: RunContext, hold: Hold) -> Any:
+        handler = queue._handler
+        assert handler is not None, "only queues with a handler are served"
+        if queue._is_async:
+            entered = enter(around, hold.token)
+            try:
+                return await handler(input)
+            finally:
+                leave(entered)
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[Any] = loop.create_future()
+
+        def work() -> None:
+            enter(around, hold.token)  # the thread's own context: it ends with the thread
+            try:
+                result, error = handler(input), None
+            except BaseException as raised:
+                result, error = None, raised
+            # ``hold`` is referred to until here, so a thread that outlives the drain keeps its job.
+            _hand_over(loop, done, result, error)
+
+        threading.Thread(target=work, name=f"runstate-{queue.name}", daemon=True).start()
+        return await done
+
+
+def _hand_over(
+    loop: asyncio.AbstractEventLoop, done: asyncio.Future[Any], result: Any, error: BaseException | None
+) -> None:
+    """Settles a future of a loop from a thread."""
+
+    def settle() -> None:
+        if done.done():
+            return
+        if error is None:
+            done.set_result(result)
+        elif isinstance(error, StopIteration):  # a future refuses to carry it
+            done.set_exception(RuntimeError(f"StopIteration: {error}"))
+        else:
+            done.set_exception(error)
+
+    with contextlib.suppress(RuntimeError):  # the loop is closed: serve() has returned
+        loop.call_soon_threadsafe(settle)
+
+
+# ---------------------------------------------------------------------------------------------------- entry points
+
+
+async def aserve(
+    client: Runstate,
+    *,
+    concurrency: int | None,
+    queues: Sequence[Queue] | None,
+    signal: SupportsIsSet | None,
+    told: Signal | None = None,
+) -> None:
+    """Serves on the running loop. ``told``: set when the process is told to stop; set here when ``signal`` is."""
+    worker = Worker(sources(client, concurrency, queues))
+    loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended, and with it the worker
+            loop.call_soon_threadsafe(worker.stop)
+
+    told = told or Signal()
+    remove_told = told.add_callback(stop)
+    async with watching(signal) as watched:
+        remove_watched = watched.add_callback(lambda: told._set())
+        try:
+            await worker.run()
+        finally:
+            remove_watched()
+            remove_told()
+
+
+def serve(
+    client: Runstate, *, concurrency: int | None, queues: Sequence[Queue] | None, signal: SupportsIsSet | None
+) -> None:
+    """Serves in plain code, on a loop of its own. In the main thread SIGTERM and SIGINT stop it; a SIGINT after that
+    raises KeyboardInterrupt without waiting for the handlers."""
+    told = Signal()
+    loop = asyncio.new_event_loop()
+    try:
+        with _stopping_on_signals(told):
+            loop.run_until_complete(aserve(client, concurrency=concurrency, queues=queues, signal=signal, told=told))
+    finally:
+        _close(loop)
+
+
+@contextlib.contextmanager
+def _stopping_on_signals(told: Signal) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: object) -> None:
+        if number == signals_of_os.SIGINT and told.is_set():
+            raise KeyboardInterrupt
+        told._set()
+
+    before = {number: signals_of_os.signal(number, stop) for number in (signals_of_os.SIGTERM, signals_of_os.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signals_of_os.signal(number, signals_of_os.SIG_DFL if handler is None else handler)
+
+
+def _close(loop: asyncio.AbstractEventLoop) -> None:
+    """Closes the loop; tasks that an interrupt left behind are cancelled, and get one moment, not more."""
+    try:
+        tasks = asyncio.all_tasks(loop)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            loop.run_until_complete(asyncio.wait(tasks, timeout=0.05))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+    finally:
+        loop.close()
+
+
+def sources(client: Runstate, concurrency: int | None, queues: Sequence[Queue] | None) -> list[Source]:
+    """What is to be served. Raises ConfigError when there is nothing, or something that cannot be."""
+    if concurrency is not None:
+        units.whole(concurrency, "concurrency", 1, PLACES_MAX)
+    chosen = client._core.queues if queues is None else queues
+    for queue in chosen:
+        if not isinstance(queue, Queue):
+            raise errors.ConfigError(f"queues has {units.shown(queue)}: give queues made by queue()")
+        if not queue.servable:
+            raise errors.ConfigError(f"queue {queue.name} has no handler in this process, so it cannot be served")
+    if not chosen:
+        raise errors.ConfigError("there is no queue with a handler to serve: decorate one with @queue(name)")
+    return [Source(queue, concurrency) for queue in dict.fromkeys(chosen)]
+
+
+async def _wait(tasks: set[asyncio.Task[None]], timeout: float) -> None:
+    await asyncio.wait(set(tasks), timeout=timeout)
+
+
+async def _settled(tasks: Sequence[asyncio.Future[Any]]) -> None:
+    """Waits for cancelled tasks to end; their outcome is looked at elsewhere."""
+    if tasks:
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,89 @@
+"""A verb is written once, as steps: a generator that yields what it needs and is sent what came of it.
+
+It yields a wire request (and is sent an ``Answer``) or a ``Run`` (and is sent what the user's function returned).
+Errors are thrown into it. Two drivers run the same steps: ``drive`` in plain code, ``adrive`` in a coroutine.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Generator
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+from . import wire
+from .connection import Connection
+from .context import enter, leave
+from .results import RunContext
+
+T = TypeVar("T")
+
+
+class Run(NamedTuple):
+    """Run a function of the user's, in a context."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    context: RunContext
+    token: int | None = None
+
+
+Step: TypeAlias = wire.Request[Any] | Run
+Steps: TypeAlias = Generator[Step, Any, T]
+
+
+def drive(connection: Callable[[], Connection], steps: Steps[T]) -> T:
+    """Runs the steps in plain code; blocks."""
+    outcome: Any = None
+    error: BaseException | None = None
+    try:
+        while True:
+            step = steps.send(outcome) if error is None else steps.throw(error)
+            outcome, error = None, None
+            try:
+                outcome = _run(step) if isinstance(step, Run) else connection().call(step)
+            except BaseException as raised:
+                error = raised
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+    finally:
+        error = None  # no circle of traceback and frame
+        steps.close()
+
+
+async def adrive(connection: Callable[[], Connection], steps: Steps[T]) -> T:
+    """Runs the steps in a coroutine."""
+    outcome: Any = None
+    error: BaseException | None = None
+    try:
+        while True:
+            step = steps.send(outcome) if error is None else steps.throw(error)
+            outcome, error = None, None
+            try:
+                outcome = await _arun(step) if isinstance(step, Run) else await connection().acall(step)
+            except BaseException as raised:
+                error = raised
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+    finally:
+        error = None
+        steps.close()
+
+
+def _run(step: Run) -> Any:
+    entered = enter(step.context, step.token)
+    try:
+        return step.function(*step.args, **step.kwargs)
+    finally:
+        leave(entered)
+
+
+async def _arun(step: Run) -> Any:
+    entered = enter(step.context, step.token)
+    try:
+        result = step.function(*step.args, **step.kwargs)
+        return await result if inspect.isawaitable(result) else result
+    finally:
+        leave(entered)
