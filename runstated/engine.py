@@ -23,8 +23,8 @@ from runstated.cache import Cache
 from runstated.clock import Clock
 from runstated.domain import leases, sessions
 from runstated.lines import CallKey, Memory, Settled
-from runstated.settings import BATCH_REQUESTS_MAX
-from runstated.store.sqlite import WAL_CHECKPOINT_BYTES, Store
+from runstated.settings import BATCH_REQUESTS_MAX, WAL_CHECKPOINT_BYTES
+from runstated.store.sqlite import Store
 from runstated.store.tx import Caller, Refusal, Tx
 
 log = logging.getLogger(__name__)

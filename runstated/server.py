@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import socket
+import sys
 from typing import Any, cast
 
 import msgspec
@@ -36,7 +37,11 @@ class Server:
         self.engine.overview = self._overview.complete
         await self.sessions.restore(self.engine.known)
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_unix_server(lambda: Connection(self), sock=sock, backlog=LISTEN_BACKLOG)
+        # From Python 3.13 a server removes its socket file when it closes: that is the business of who made the socket.
+        keep: dict[str, Any] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
+        self._server = await loop.create_unix_server(
+            lambda: Connection(self), sock=sock, backlog=LISTEN_BACKLOG, **keep
+        )
         self.sessions.listening()
 
     async def drain(self) -> None:

@@ -35,8 +35,7 @@ CACHE_BYTES = 32 * MIB  # results of done `once` keys, answered without the data
 RESUME_MS = 5_000  # a lost Unix connection may come back for this long before its session ends
 
 # -- The store ---------------------------------------------------------------------------------------------------------
-WAL_BYTES_MAX = 64 * MIB  # the log is cut back to this after a checkpoint (journal_size_limit)
-WAL_CHECKPOINT_PAGES = 4_096  # 16 MiB of 4 KiB pages: a checkpoint costs milliseconds, and the log stays in the cache
+WAL_CHECKPOINT_BYTES = 16 * MIB  # then its pages are copied into the file, which costs two fsyncs or more
 
 # -- The life of the daemon --------------------------------------------------------------------------------------------
 DRAIN_MS = 10_000  # SIGTERM to exit; what is not answered by then is re-issued by its client anyway

@@ -12,7 +12,7 @@ A script reads like a story:
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +60,7 @@ class Request:
 
     @property
     def ticket(self) -> int:
-        tickets = [
-            push.ticket for push in self.client.pushes if isinstance(push, wire.Parked) and push.call == self.id
-        ]
+        tickets = [push.ticket for push in self.client.pushes if isinstance(push, wire.Parked) and push.call == self.id]
         return tickets[-1] if tickets else 0
 
     def repeat(self, **changes: Any) -> Request:
@@ -91,10 +89,11 @@ class Client:
         self.open: dict[int, Request] = {}
         self.pushes: list[wire.Push] = []
         self.ended: tuple[wire.RunEnded, ...] = ()
+        self.pid = 100 + len(h.clients)
         self._next = 0
 
     def hello(self, runs: tuple[str, ...] = ()) -> Client:
-        row = sessions.Session(self.name, self.space, f"worker-{self.name}", "", 100 + len(self.h.clients), "python x")
+        row = sessions.Session(self.name, self.space, f"worker-{self.name}", "", self.pid, "python x")
         welcome = wire.Welcome(protocol=1, version="test", pid=1)
         asked = self.request(wire.Hello(protocol=1, protocol_min=1, session=self.name, worker=""))
         self.h.run(Opened(row, asked.id, runs, welcome))
@@ -230,13 +229,15 @@ class Harness:
             due = self._due_in_ms()
             self.clock.pass_ms(left if due is None else min(left, max(1, due)))
 
-    def stall(self, ms: int) -> None:
-        """The daemon does not run for a while; alarms that were due ring late."""
+    def stall(self, ms: int, arrived: Callable[[], object] = lambda: None) -> None:
+        """The daemon does not run for a while; alarms that were due ring late. What has arrived is read before it acts
+        on them."""
         at = self.memory.next_steady()
         planned = None if at is None else max(self.clock.steady_at(at), self.clock.steady_ms())
         self.clock.stall(ms)
         if planned is not None and planned <= self.clock.steady_ms():
             self.clock.late(planned)
+        arrived()
         self.tick_if_due()
 
     def suspend(self, ms: int) -> None:
@@ -305,7 +306,8 @@ class Harness:
         held = self.rows("SELECT run, key FROM once_keys WHERE state = 'held'")
         keys = [(run, subject) for _, _, _, kind, run, subject in rows if kind == "once"]
         assert len(keys) == len(set(keys)), "two hold one key"
-        active = {run for (run,) in self.rows("SELECT run FROM runs WHERE state = 'active'")}
+        over = "SELECT run FROM runs WHERE state = 'active' AND (deadline_ms IS NULL OR deadline_ms > :now)"
+        active = {run for (run,) in self.rows(over, now=self.clock.wall_ms())}
         assert {key for key in held if key[0] in active} == {key for key in keys if key[0] in active}
         running = self.rows("SELECT job, run, token FROM jobs WHERE state = 'running'")
         jobs = {(subject, run, token) for token, _, _, kind, run, subject in rows if kind == "job"}

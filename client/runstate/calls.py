@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 
@@ -21,11 +21,14 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 
-class Answer(NamedTuple, Generic[R]):
+class Answer(Generic[R]):
     """A reply and the holds that came with it, by token. Whoever drops a hold gives it back."""
 
-    reply: R
-    holds: dict[int, Hold]
+    __slots__ = ("holds", "reply")
+
+    def __init__(self, reply: R, holds: dict[int, Hold]) -> None:
+        self.reply = reply
+        self.holds = holds
 
 
 class Call:

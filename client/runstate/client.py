@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import errors, units
-from .connection import Address, Connection
 from .context import context
 from .once import wrap
 from .queues import Queue
@@ -17,6 +16,7 @@ from .signals import SupportsIsSet, running_loop
 from .steps import adrive, drive
 
 if TYPE_CHECKING:
+    from .connection import Address, Connection
     from .units import Duration
 
 DEFAULT_RUN = "default"
@@ -37,6 +37,8 @@ class Core:
     def connection(self) -> Connection:
         """The session, made at first use. Raises ConfigError for settings that cannot be used."""
         if self._connection is None:
+            from .connection import Connection  # what it brings takes as long to import as all the rest
+
             self._connection = Connection(self._address())
         return self._connection
 
@@ -55,6 +57,8 @@ class Core:
         return value
 
     def _address(self) -> Address:
+        from .connection import Address
+
         url = self.setting("base_url", "RUNSTATE_BASE_URL")
         key = self.setting("api_key", "RUNSTATE_API_KEY")
         if url is not None:

@@ -8,15 +8,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from . import errors, keys, payloads, units, wire
+from . import errors, keys, payloads, units
 from .context import within
-from .holds import Hold
 from .results import RunContext
 from .signals import Combined
 from .steps import Run, Steps, adrive, drive
 
 if TYPE_CHECKING:
     from .client import Runstate
+    from .holds import Hold
 
 ATTEMPTS = 3
 LEASE = "30s"
@@ -81,6 +81,8 @@ def wrap(
 
 def call(spec: Once, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Steps[Any]:
     """One call of a wrapped function."""
+    from . import wire  # brings msgspec, which nobody needs before the first call
+
     binding = spec.client._binding()
     binding.check()
     key = keys.call_key(spec.name, spec.function, spec.key, args, kwargs)
@@ -106,6 +108,8 @@ def call(spec: Once, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Steps[Any
 
 def _work(spec: Once, hold: Hold, run: Run) -> Steps[Any]:
     """Runs the function and records what came of it."""
+    from . import wire
+
     key = run.context.key
     assert key is not None and hold.run is not None, "a once call has both"
     try:
@@ -132,6 +136,8 @@ def _work(spec: Once, hold: Hold, run: Run) -> Steps[Any]:
 def _failed(spec: Once, hold: Hold, key: str, error: Exception) -> Steps[None]:
     """Records a failure. Raises OnceFailedError when it used up the attempts, LeaseLostError or StoppedError when the
     outcome does not count; otherwise the caller raises its own exception."""
+    from . import wire
+
     assert hold.run is not None, "a once hold belongs to a run"
     text = payloads.error_text(error)
     try:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from . import errors, wire
+from . import errors
+
+PAYLOAD_BYTES_MAX = 65_536
 
 
 def encode(what: str, value: object) -> str:
@@ -19,9 +21,9 @@ def encode(what: str, value: object) -> str:
         size = len(text) if text.isascii() else len(text.encode())
     except (TypeError, ValueError, RecursionError) as error:  # UnicodeEncodeError (lone surrogates) is a ValueError
         raise errors.ConfigError(f"{what} cannot be written as JSON: {error}; return or send JSON values") from error
-    if size > wire.PAYLOAD_BYTES_MAX:
+    if size > PAYLOAD_BYTES_MAX:
         raise errors.ResultTooLargeError(
-            f"{what} of {size} bytes exceeds {wire.PAYLOAD_BYTES_MAX} bytes: store it elsewhere and pass a reference",
+            f"{what} of {size} bytes exceeds {PAYLOAD_BYTES_MAX} bytes: store it elsewhere and pass a reference",
             code="RESULT_TOO_LARGE",
         )
     return text

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from . import errors, keys, payloads, units, wire
+from . import errors, keys, payloads, units
 from .context import within
 from .runs import Binding
 from .signals import running_loop
@@ -102,6 +102,8 @@ class Queue:
         return ATTEMPTS if self._attempts is None and self.servable else self._attempts
 
     def _send(self, input: Any) -> Steps[Job]:
+        from . import wire  # brings msgspec, which nobody needs before the first call
+
         binding = self._client._binding()
         binding.check()
         key = keys.queue_key(self._name, input, self._key)
@@ -147,12 +149,14 @@ class Job:
         return f"<Job {self._id} in {self._queue}>"
 
     def _result(self, timeout: units.Duration | None) -> Steps[Any]:
+        from . import wire
+
         wait_ms = None if timeout is None else units.milliseconds(timeout, "timeout")
         try:
             answer = yield wire.QueuesResult(job=self._id, wait_ms=wait_ms, within=within())
         except errors.StoppedError as error:
             raise self._bound.noted(error)  # noqa: B904
-        view: wire.JobView = answer.reply
+        view = answer.reply
         if view.state == "succeeded":
             return payloads.decode(view.result)
         if view.state == "failed":

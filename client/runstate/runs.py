@@ -6,13 +6,13 @@ import datetime
 import time
 from typing import TYPE_CHECKING
 
-from . import errors, units, wire
-from .connection import RunWatch
+from . import errors, units
 from .results import RunInfo
 from .signals import Signal
 from .steps import Steps
 
 if TYPE_CHECKING:
+    from . import connection, wire
     from .client import Core
 
 CHILD_NAME = "(child run)"  # shown for a child run without a name
@@ -29,7 +29,7 @@ class Binding:
         self.signal = Signal()
         self.over: errors.StoppedError | None = None
         self._info: RunInfo | None = None
-        self._watch: RunWatch | None = None
+        self._watch: connection.RunWatch | None = None
 
     # ------------------------------------------------------------------ steps
 
@@ -38,6 +38,8 @@ class Binding:
         self.check()
         if self._info is not None:
             return self._info
+        from . import wire  # brings msgspec, which nobody needs before the first call
+
         deadline_ms = None
         if self._deadline is not None:
             deadline_ms = int(time.time() * 1000) + units.milliseconds(self._deadline, "deadline")
@@ -63,6 +65,8 @@ class Binding:
 
     def end(self, state: str) -> Steps[None]:
         """Stops or finishes the run; a repeat does nothing."""
+        from . import wire
+
         if self.over is not None:
             return
         info = yield from self.join()
@@ -100,8 +104,10 @@ class Binding:
         return error
 
     def _known(self, view: wire.RunView) -> None:
+        from . import connection
+
         self._info = RunInfo(view.run, view.name or self.name or CHILD_NAME)
-        self._watch = RunWatch(view.run, self.ended)
+        self._watch = connection.RunWatch(view.run, self.ended)
         self._core.connection().watch(self._watch)
 
 

@@ -147,7 +147,7 @@ class Signal:
         gate.acquire()
         remove = self.add_callback(gate.release)
         try:
-            gate.acquire(timeout=-1 if limit is None else min(limit, threading.TIMEOUT_MAX))
+            gate.acquire(timeout=-1 if limit is None else limit)
         finally:
             remove()
         return self.is_set()
@@ -157,18 +157,8 @@ class Signal:
 
         loop = asyncio.get_running_loop()
         gate: asyncio.Future[None] = loop.create_future()
-
-        def open_gate() -> None:
-            if not gate.done():
-                gate.set_result(None)
-
-        def wake() -> None:
-            try:
-                loop.call_soon_threadsafe(open_gate)
-            except RuntimeError:
-                pass  # the loop is closed, and with it the wait
-
-        remove = self.add_callback(wake)
+        # Where the loop is closed by then, so is the wait, and the error is swallowed like any callback's.
+        remove = self.add_callback(lambda: loop.call_soon_threadsafe(gate.set_result, None))
         try:
             await asyncio.wait([gate], timeout=limit)
         finally:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Generator
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
-from . import wire
-from .connection import Connection
 from .context import enter, leave
 from .results import RunContext
+
+if TYPE_CHECKING:
+    from . import wire
+    from .connection import Connection
 
 T = TypeVar("T")
 
@@ -28,7 +30,7 @@ class Run(NamedTuple):
     token: int | None = None
 
 
-Step: TypeAlias = wire.Request[Any] | Run
+Step: TypeAlias = "wire.Request[Any] | Run"
 Steps: TypeAlias = Generator[Step, Any, T]
 
 

@@ -17,10 +17,11 @@ from typing import Annotated, ClassVar, Generic, Literal, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
+from .payloads import PAYLOAD_BYTES_MAX as PAYLOAD_BYTES_MAX
+
 PROTOCOL = 1
 PROTOCOL_MIN = 1
 
-PAYLOAD_BYTES_MAX = 65_536
 LEASE_MS_MIN = 5_000
 LEASE_MS_MAX = 600_000
 

@@ -26,7 +26,6 @@ CREATE TABLE leases (
     granted_ms BIGINT NOT NULL
 );
 CREATE INDEX leases_of_session ON leases (session, request);
-CREATE INDEX leases_of_run ON leases (run);
 """
 
 COLUMNS = "token, kind, subject, run, session, request, length_ms, granted_ms"

@@ -57,7 +57,7 @@ def acquire(tx: Tx, request: wire.OnceAcquire) -> wire.OnceGranted | wire.OnceDo
         return wire.OnceFailed(attempts=failures, error=error)
     place = line(run, key)
     if state == "held" or tx.ahead(place):
-        return Parked(lines=(place,), signals=(runs.signal(run),), late=wire.OnceHeld())
+        return Parked(lines=(place,), signals=(place, runs.signal(run)), late=wire.OnceHeld())
     token = leases.grant(tx, KIND, key, run, request.lease_ms)
     changed = tx.run(
         "INSERT INTO once_keys (run, key, state) VALUES (:run, :key, 'held')"

@@ -15,6 +15,7 @@ from typing import Literal, TypeVar
 
 import aiosqlite
 
+from runstated.settings import WAL_CHECKPOINT_BYTES
 from runstated.store import schema
 
 log = logging.getLogger(__name__)
@@ -22,8 +23,6 @@ T = TypeVar("T")
 
 VERSION_MIN = (3, 35)  # RETURNING
 PAGES_CACHED_KIB = 16 * 1024
-WAL_CHECKPOINT_BYTES = 4 * 1024 * 1024  # from here on, pages are copied into the file, beside the writer
-WAL_BYTES_MAX = 64 * 1024 * 1024  # here the writer waits for the copy, so that the WAL cannot grow without bound
 CHECKED_PAGES_MAX = 8_192  # 32 MiB: a larger file is not checked whole at start, it would take seconds
 BUSY_MS = 5_000  # nobody else writes; a backup may hold the file for a moment
 
@@ -81,16 +80,13 @@ class Store:
             await _close(writer)
 
     async def checkpoint(self) -> None:
-        """Copies the WAL into the file if it has grown, on a connection of its own.
+        """Copies the WAL into the file, on a connection of its own, so that the writer goes on meanwhile.
 
-        When the WAL has reached its bound all the same (someone always reads or writes), the writer does it.
+        The WAL starts anew only when all of it was copied, and a busy writer is always a few pages ahead: so the
+        writer itself copies those last few, which takes it no longer than a commit. That is what bounds the WAL.
         """
-        if self.wal_bytes() >= WAL_BYTES_MAX:
-            await self.write(lambda connection: connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone())
-        elif self._keeper is not None:
-            await _on_thread(
-                self._keeper, lambda connection: connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-            )
+        await _on_thread(self._keeper, lambda connection: _checkpoint(connection, "PASSIVE"))
+        await self.write(lambda connection: _checkpoint(connection, "RESTART"))
 
     def wal_bytes(self) -> int:
         """Size of the WAL file."""
@@ -172,6 +168,10 @@ def _read_only(connection: sqlite3.Connection) -> None:
 def _keep(connection: sqlite3.Connection) -> None:
     connection.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
     connection.execute("PRAGMA wal_autocheckpoint = 0")
+
+
+def _checkpoint(connection: sqlite3.Connection, mode: str) -> None:
+    connection.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
 
 
 def _in_transaction(connection: sqlite3.Connection, function: Callable[[sqlite3.Connection], T]) -> T:

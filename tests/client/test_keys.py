@@ -389,6 +389,7 @@ def test_a_keyword_only_argument_counts_as_an_object_at_the_end():
     st.dictionaries(st.sampled_from(["a", "b", "c", "name", "depth", "rest", "z"]), st.integers(), max_size=4),
 )
 @example(two, (), {"a": 1})
+@example(required, (1,), {"b": 2})
 @example(positional_only, (1,), {"b": 2})
 @example(two, (1, 2, 3), {"a": 1})
 def test_arguments_are_those_that_the_signature_binds(function, args, kwargs):

@@ -225,6 +225,12 @@ def test_a_blocked_wait_ends_when_another_thread_sets_the_signal(make, timeout):
     assert registered(signal) == 0
 
 
+def test_a_timeout_is_in_seconds_never_negative_and_fits_every_timer():
+    limits = [signals._limit(timeout) for timeout in (None, -1, -0.5, 0, 1.5, "1500ms", 1e300)]
+    assert limits == [None, 0, 0, 0, 1.5, 1.5, 100 * 365 * 86_400]
+    assert limits[-1] < threading.TIMEOUT_MAX
+
+
 @pytest.mark.parametrize("timeout", ["soon", float("nan"), True, [1]])
 def test_a_timeout_that_is_no_duration_is_refused(timeout):
     with pytest.raises(ConfigError, match="timeout is"):
@@ -366,6 +372,16 @@ def test_a_combined_signal_registers_with_its_parts_only_while_it_is_watched():
     both.add_callback(lambda: None)
     other._set()
     assert registered(part) == 0
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_adding_a_callback_when_a_part_is_set_leaves_nothing_with_the_others(which):
+    parts, calls = [Signal(), Signal()], []
+    parts[which]._set()
+    both = Combined(*parts)
+    both.add_callback(lambda: calls.append(1))
+    assert calls == [1]
+    assert [registered(part) for part in parts] == [0, 0]
 
 
 def test_closing_a_combined_signal_forgets_its_callbacks_but_not_its_state():

@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+import sqlite3
+
+import pytest
+
+from runstate import wire
+from runstated.domain import leases
+from tests.harness import Client, Harness
+
+LEASE_MS = 30_000
+
+
+@pytest.fixture
+def a(h: Harness) -> Client:
+    return h.session("a")
+
+
+@pytest.fixture
+def run(a: Client) -> str:
+    return str(a.ask(wire.RunsJoin(name="job")).run)
+
+
+def hold(client: Client, run: str, key: str = "k", lease_ms: int = LEASE_MS) -> int:
+    return int(client.ask(wire.OnceAcquire(run=run, key=key, lease_ms=lease_ms)).token)
+
+
+def test_a_lease_lapses_exactly_when_its_length_has_passed(h: Harness, a: Client, run: str) -> None:
+    token = hold(a, run)
+    h.pass_ms(LEASE_MS - 1)
+    assert not a.told(wire.LeaseLost)
+    h.pass_ms(1)
+    assert [push.token for push in a.told(wire.LeaseLost)] == [token]
+    assert not h.rows("SELECT token FROM leases")
+
+
+def test_a_beat_gives_the_full_length_again(h: Harness, a: Client, run: str) -> None:
+    token = hold(a, run)
+    for _ in range(5):
+        h.pass_ms(LEASE_MS - 1)
+        assert a.beat(token) == [True]
+    h.pass_ms(LEASE_MS)
+    assert a.beat(token) == [False]
+
+
+def test_a_beat_renews_the_tokens_it_names_and_no_others(h: Harness, a: Client, run: str) -> None:
+    kept, lost = hold(a, run, "kept"), hold(a, run, "lost")
+    h.pass_ms(20_000)
+    a.beat(kept)
+    h.pass_ms(20_000)
+    assert [push.token for push in a.told(wire.LeaseLost)] == [lost]
+    assert list(h.memory.holds) == [kept]
+
+
+def test_a_beat_of_another_session_renews_nothing(h: Harness, a: Client, run: str) -> None:
+    token = hold(a, run)
+    b = h.session("b")
+    h.pass_ms(20_000)
+    assert b.beat(token) == [False]
+    h.pass_ms(10_000)
+    assert not h.memory.holds
+
+
+def test_each_lease_has_a_length_of_its_own(h: Harness, a: Client, run: str) -> None:
+    short, long = hold(a, run, "short", wire.LEASE_MS_MIN), hold(a, run, "long", wire.LEASE_MS_MAX)
+    h.pass_ms(wire.LEASE_MS_MIN)
+    assert [push.token for push in a.told(wire.LeaseLost)] == [short]
+    h.pass_ms(wire.LEASE_MS_MAX - wire.LEASE_MS_MIN)
+    assert [push.token for push in a.told(wire.LeaseLost)] == [short, long]
+
+
+def test_a_lease_outlives_a_suspend_of_the_machine(h: Harness, a: Client, run: str) -> None:
+    token = hold(a, run)
+    h.suspend(8 * 3_600_000)
+    assert a.beat(token) == [True]
+
+
+def test_a_lease_outlives_a_daemon_that_was_stopped(h: Harness, a: Client, run: str) -> None:
+    beaten, silent, longer = hold(a, run, "1"), hold(a, run, "2"), hold(a, run, "3", LEASE_MS + 10_000)
+    h.stall(10 * LEASE_MS, arrived=lambda: a.beat(beaten))
+    assert [push.token for push in a.told(wire.LeaseLost)] == [silent]
+    h.pass_ms(9_000)
+    assert list(h.memory.holds) == [beaten, longer], "what was overslept is no silence"
+    h.pass_ms(LEASE_MS)
+    assert not h.memory.holds
+
+
+def test_a_lease_stands_while_writes_fail(h: Harness, a: Client, run: str) -> None:
+    token = hold(a, run)
+    h.clock.freeze()
+    h.pass_ms(10 * LEASE_MS)
+    h.clock.thaw()
+    assert a.beat(token) == [True]
+
+
+def test_a_lease_gets_its_full_length_again_after_a_restart(h: Harness, a: Client, run: str) -> None:
+    token = hold(a, run)
+    h.pass_ms(LEASE_MS - 1)
+    h.start()
+    a.resume()
+    h.pass_ms(LEASE_MS - 1)
+    assert token in h.memory.holds
+    h.pass_ms(1)
+    assert token not in h.memory.holds
+
+
+def test_a_token_is_never_given_twice_even_after_its_row_is_gone_and_the_daemon_was_restarted(
+    h: Harness, a: Client, run: str
+) -> None:
+    tokens = []
+    for _ in range(3):
+        tokens.append(hold(a, run))
+        a.ask(wire.Release(token=tokens[-1]))
+        h.start()
+        a.resume()
+    assert len(set(tokens)) == 3
+
+
+def test_a_release_gives_back_without_an_outcome(h: Harness, a: Client, run: str) -> None:
+    token = hold(a, run)
+    assert a.ask(wire.Release(token=token)) == wire.Ok()
+    assert h.rows("SELECT state, failures, takeovers FROM once_keys") == [("open", 0, 0)]
+
+
+def test_a_release_of_a_token_that_is_gone_is_no_error(a: Client, run: str) -> None:
+    token = hold(a, run)
+    a.ask(wire.Release(token=token))
+    assert a.ask(wire.Release(token=token)) == wire.Ok()
+    assert a.ask(wire.Release(token=999)) == wire.Ok()
+
+
+def test_a_release_of_what_another_session_holds_is_refused_and_changes_nothing(
+    h: Harness, a: Client, run: str
+) -> None:
+    token = hold(a, run)
+    for thief in (h.session("b"), h.session("c", space="other")):
+        thief.refused("LEASE_LOST", wire.Release(token=token))
+    assert a.beat(token) == [True]
+    assert a.ask(wire.OnceComplete(run=run, key="k", token=token, result="1")) == wire.OnceDone(result="1")
+
+
+def test_a_lapse_a_death_and_their_holder_are_recorded_as_events(h: Harness, a: Client, run: str) -> None:
+    hold(a, run, "lapses")
+    h.pass_ms(LEASE_MS)
+    hold(a, run, "dies")
+    a.die()
+    lost = h.rows("SELECT data FROM events WHERE type = 'lease.lost' ORDER BY event")
+    assert ['"how":"lapsed"' in lost[0][0], '"how":"died"' in lost[1][0]] == [True, True]
+    assert all('"worker":"worker-a"' in data and '"pid":100' in data for (data,) in lost)
+
+
+def test_a_bye_gives_back_all_it_held_and_is_no_loss(h: Harness, a: Client, run: str) -> None:
+    hold(a, run, "one")
+    hold(a, run, "two")
+    a.bye()
+    assert h.rows("SELECT state, takeovers FROM once_keys") == [("open", 0), ("open", 0)]
+    assert not h.rows("SELECT event FROM events WHERE type = 'lease.lost'")
+
+
+def test_what_ended_is_known_by_its_token_only_once(h: Harness, a: Client, run: str) -> None:
+    tx = h.tx(a)
+    token = leases.grant(tx, "once", "k", run, LEASE_MS)
+    dropped = leases.drop(tx, token)
+    assert dropped is not None
+    assert (dropped.session, dropped.subject, dropped.topic) == ("a", "k", ("once", run, "k"))
+    assert leases.drop(tx, token) is None
+
+
+def test_the_answer_that_granted_a_lease_goes_with_it(h: Harness, a: Client, run: str) -> None:
+    token = hold(a, run)
+    assert h.value("SELECT count(*) FROM replies") == 1
+    a.ask(wire.Release(token=token))
+    assert h.value("SELECT count(*) FROM replies") == 0
+
+
+def test_a_lease_without_a_length_is_refused_by_the_table(h: Harness) -> None:
+    with pytest.raises(sqlite3.IntegrityError, match="length_ms > 0"):
+        leases.grant(h.tx(), "once", "k", "r", 0)
+
+
+def test_a_lease_that_ended_arms_no_alarm(h: Harness, a: Client, run: str) -> None:
+    for _ in range(10):
+        a.ask(wire.Release(token=hold(a, run)))
+    assert h.memory.next_steady() is None
+
+
+def test_ended_leases_and_waits_do_not_pile_up_in_memory(h: Harness, a: Client, run: str) -> None:
+    b = h.session("b")
+    for number in range(1_500):
+        token = hold(a, run, lease_ms=wire.LEASE_MS_MAX)
+        b.submit(wire.OnceAcquire(run=run, key="k", wait_ms=3_600_000)).cancel()
+        a.ask(wire.Release(token=token))
+        assert number < 10 or len(h.memory._lapses) <= 1_002
+    assert len(h.memory._lates) <= 1_002

@@ -1,0 +1,284 @@
+from __future__ import annotations
+
+import pytest
+
+from runstate import wire
+from tests.harness import Client, Harness
+
+
+@pytest.fixture
+def a(h: Harness) -> Client:
+    return h.session("a")
+
+
+def join(client: Client, name: str = "job", **more: int) -> wire.RunView:
+    view = client.ask(wire.RunsJoin(name=name, **more))  # type: ignore[arg-type]
+    assert isinstance(view, wire.RunView), view
+    return view
+
+
+def child(client: Client, parent: str, **more: object) -> wire.RunView:
+    view = client.ask(wire.RunsChild(parent=parent, **more))  # type: ignore[arg-type]
+    assert isinstance(view, wire.RunView), view
+    return view
+
+
+# ------------------------------------------------------------------ join
+
+
+def test_join_creates_a_run_and_then_joins_it(h: Harness, a: Client) -> None:
+    first = join(a)
+    assert (first.name, first.state, first.parent, first.created_ms) == ("job", "active", None, h.clock.wall_ms())
+    assert join(h.session("b")) == first
+
+
+def test_join_after_the_end_of_a_run_creates_a_new_one(a: Client) -> None:
+    first = join(a)
+    a.ask(wire.RunsEnd(run=first.run, state="finished"))
+    assert join(a).run != first.run
+
+
+def test_join_finds_no_run_of_another_space(h: Harness, a: Client) -> None:
+    assert join(a).run != join(h.session("b", space="other")).run
+
+
+def test_join_with_a_deadline_counts_only_when_it_creates(h: Harness, a: Client) -> None:
+    deadline = h.clock.wall_ms() + 1_000
+    assert join(a, deadline_ms=deadline).deadline_ms == deadline
+    assert join(a, deadline_ms=deadline + 5).deadline_ms == deadline
+
+
+def test_join_does_not_find_a_child_of_that_name(a: Client) -> None:
+    root = join(a)
+    below = child(a, root.run, name="inner")
+    assert join(a, "inner").run != below.run
+
+
+def test_a_deadline_in_the_past_is_refused(h: Harness, a: Client) -> None:
+    a.refused("VALIDATION_FAILED", wire.RunsJoin(name="late", deadline_ms=h.clock.wall_ms()))
+    run = join(a).run
+    a.refused("VALIDATION_FAILED", wire.RunsChild(parent=run, deadline_ms=h.clock.wall_ms()))
+    assert h.value("SELECT count(*) FROM runs") == 1
+
+
+# ------------------------------------------------------------------ child
+
+
+def test_a_child_belongs_to_its_parent(a: Client) -> None:
+    root = join(a)
+    below = child(a, root.run, name="c")
+    assert (below.parent, below.name, below.state) == (root.run, "c", "active")
+
+
+def test_every_child_is_a_new_run_even_under_one_name(a: Client) -> None:
+    root = join(a)
+    assert child(a, root.run, name="c").run != child(a, root.run, name="c").run
+
+
+def test_a_child_has_at_most_its_parents_deadline(h: Harness, a: Client) -> None:
+    now = h.clock.wall_ms()
+    root = join(a, deadline_ms=now + 1_000)
+    assert child(a, root.run).deadline_ms == now + 1_000
+    assert child(a, root.run, deadline_ms=now + 5_000).deadline_ms == now + 1_000
+    assert child(a, root.run, deadline_ms=now + 500).deadline_ms == now + 500
+
+
+def test_a_repeat_of_child_gives_the_same_run(h: Harness, a: Client) -> None:
+    root = join(a)
+    asked = a.submit(wire.RunsChild(parent=root.run))
+    assert asked.repeat().reply == asked.reply
+    assert h.value("SELECT count(*) FROM runs") == 2
+
+
+def test_a_child_of_an_unknown_run_or_of_another_space_is_refused(h: Harness, a: Client) -> None:
+    root = join(a)
+    a.refused("NOT_FOUND", wire.RunsChild(parent="r999-test"))
+    h.session("b", space="other").refused("NOT_FOUND", wire.RunsChild(parent=root.run))
+
+
+def test_a_child_of_an_ended_run_is_refused(a: Client) -> None:
+    root = join(a)
+    a.ask(wire.RunsEnd(run=root.run, state="stopped"))
+    assert a.refused("SCOPE_CANCELLED", wire.RunsChild(parent=root.run)).run == root.run
+
+
+# ------------------------------------------------------------------ end
+
+
+@pytest.mark.parametrize("state", ["stopped", "finished"])
+def test_end_ends_a_run_once_and_for_all(h: Harness, a: Client, state: str) -> None:
+    run = join(a).run
+    assert a.ask(wire.RunsEnd(run=run, state=state)).state == state  # type: ignore[arg-type]
+    other = {"stopped": "finished", "finished": "stopped"}[state]
+    assert a.ask(wire.RunsEnd(run=run, state=other)).state == state  # type: ignore[arg-type]
+    assert a.ask(wire.RunsGet(run=run)).state == state
+    assert h.events(run) == ["scope.created", {"stopped": "scope.cancelled", "finished": "scope.completed"}[state]]
+
+
+def test_end_stops_all_below_and_nothing_beside(a: Client) -> None:
+    root = join(a)
+    middle, beside = child(a, root.run), child(a, root.run)
+    leaf = child(a, middle.run)
+    a.ask(wire.RunsEnd(run=middle.run, state="finished"))
+    states = [a.ask(wire.RunsGet(run=run.run)).state for run in (root, middle, leaf, beside)]
+    assert states == ["active", "finished", "stopped", "active"]
+
+
+def test_end_does_not_touch_a_run_whose_path_only_begins_alike(h: Harness, a: Client) -> None:
+    runs = [join(a, f"n{number}").run for number in range(12)]  # r1, r10, r11
+    assert [run.partition("-")[0] for run in (runs[0], runs[9], runs[10])] == ["r1", "r10", "r11"]
+    a.ask(wire.RunsEnd(run=runs[0], state="stopped"))
+    assert h.value("SELECT count(*) FROM runs WHERE state = 'active'") == 11
+
+
+def test_end_of_a_parent_keeps_the_state_of_a_child_that_ended_before(a: Client) -> None:
+    root = join(a)
+    below = child(a, root.run)
+    a.ask(wire.RunsEnd(run=below.run, state="finished"))
+    a.ask(wire.RunsEnd(run=root.run, state="stopped"))
+    assert a.ask(wire.RunsGet(run=below.run)).state == "finished"
+
+
+def test_end_is_pushed_once_to_every_session_that_joined(h: Harness, a: Client) -> None:
+    b, c = h.session("b"), h.session("c")
+    run = join(a).run
+    for client in (a, b, b):
+        join(client)
+    c.ask(wire.RunsEnd(run=run, state="stopped"))
+    ended = wire.RunEnded(run=run, state="stopped", message="the run 'job' was stopped")
+    assert [client.told(wire.RunEnded) for client in (a, b, c)] == [[ended], [ended], []]
+
+
+def test_end_of_a_parent_is_pushed_to_those_who_know_only_the_child(h: Harness, a: Client) -> None:
+    b = h.session("b")
+    root = join(a)
+    below = child(b, root.run)
+    a.ask(wire.RunsEnd(run=root.run, state="finished"))
+    assert [(push.run, push.state) for push in b.told(wire.RunEnded)] == [(below.run, "stopped")]
+
+
+def test_end_answers_all_that_wait_in_the_tree(h: Harness, a: Client) -> None:
+    b, c = h.session("b"), h.session("c")
+    root = join(a)
+    below = child(a, root.run)
+    a.ask(wire.OnceAcquire(run=root.run, key="k"))
+    job = a.ask(wire.QueuesSend(run=below.run, queue="q", key="1", input="1", attempts=3)).job
+    waits = [
+        b.waits(wire.OnceAcquire(run=root.run, key="k")),
+        b.waits(wire.QueuesResult(job=job)),
+        c.waits(wire.QueuesAdmit(queues=(wire.AdmitFrom(run=root.run, queue="other"),))),
+    ]
+    a.ask(wire.RunsEnd(run=root.run, state="stopped"))
+    assert [(wait.reply.code, wait.reply.run) for wait in waits] == [
+        ("SCOPE_CANCELLED", root.run),
+        ("SCOPE_CANCELLED", below.run),
+        ("SCOPE_CANCELLED", root.run),
+    ]
+    assert not h.memory.calls
+
+
+def test_end_of_an_unknown_run_is_refused(h: Harness, a: Client) -> None:
+    run = join(a).run
+    a.refused("NOT_FOUND", wire.RunsEnd(run="r9-test", state="stopped"))
+    h.session("b", space="other").refused("NOT_FOUND", wire.RunsEnd(run=run, state="stopped"))
+    h.clients["b"].refused("NOT_FOUND", wire.RunsGet(run=run))
+
+
+# ------------------------------------------------------------------ deadlines
+
+
+def test_a_deadline_counts_by_the_clock_before_any_tick(h: Harness, a: Client) -> None:
+    run = join(a, deadline_ms=h.clock.wall_ms() + 1_000).run
+    h.clock.pass_ms(999)
+    assert a.ask(wire.RunsGet(run=run)).state == "active"
+    h.clock.pass_ms(1)
+    assert a.ask(wire.RunsGet(run=run)).state == "expired"
+    a.refused("DEADLINE_EXCEEDED", wire.RunsChild(parent=run))
+    assert h.value("SELECT state FROM runs") == "active", "no tick has run"
+    h.tick()
+    assert h.value("SELECT state FROM runs") == "expired"
+
+
+def test_a_deadline_is_pushed_and_answered_when_it_comes(h: Harness, a: Client) -> None:
+    run = join(a, deadline_ms=h.clock.wall_ms() + 1_000).run
+    a.ask(wire.OnceAcquire(run=run, key="k"))
+    waits = h.session("b").waits(wire.OnceAcquire(run=run, key="k"))
+    h.pass_ms(999)
+    assert waits.reply is None
+    h.pass_ms(1)
+    assert waits.reply.code == "DEADLINE_EXCEEDED"
+    assert [push.state for push in a.told(wire.RunEnded)] == ["expired"]
+    assert h.events(run)[-1] == "scope.expired"
+
+
+def test_a_deadline_passes_in_suspend(h: Harness, a: Client) -> None:
+    run = join(a, deadline_ms=h.clock.wall_ms() + 60_000).run
+    h.suspend(60_000)
+    assert a.ask(wire.RunsGet(run=run)).state == "expired"
+    assert a.told(wire.RunEnded)
+
+
+def test_join_of_an_expired_run_creates_a_new_one_before_any_tick(h: Harness, a: Client) -> None:
+    run = join(a, deadline_ms=h.clock.wall_ms() + 1_000).run
+    h.clock.pass_ms(1_000)
+    assert join(a).run != run
+    assert a.told(wire.RunEnded)[0].run == run
+
+
+def test_end_of_an_expired_run_says_expired(h: Harness, a: Client) -> None:
+    run = join(a, deadline_ms=h.clock.wall_ms() + 1_000).run
+    h.clock.pass_ms(1_000)
+    assert a.ask(wire.RunsEnd(run=run, state="finished")).state == "expired"
+
+
+def test_children_expire_with_their_parent(h: Harness, a: Client) -> None:
+    root = join(a, deadline_ms=h.clock.wall_ms() + 1_000)
+    below = child(a, root.run)
+    h.pass_ms(1_000)
+    assert [a.ask(wire.RunsGet(run=run.run)).state for run in (root, below)] == ["expired", "expired"]
+
+
+def test_more_deadlines_than_one_step_takes_are_all_kept(h: Harness, a: Client) -> None:
+    for number in range(120):
+        join(a, f"n{number}", deadline_ms=h.clock.wall_ms() + 1_000)
+    h.pass_ms(1_000)
+    assert h.rows("SELECT state, count(*) FROM runs GROUP BY state") == [("expired", 120)]
+    assert len(a.told(wire.RunEnded)) == 120
+
+
+# ------------------------------------------------------------------ the owner of a child
+
+
+def test_a_child_ends_with_its_owners_session_when_nothing_in_it_is_held(h: Harness, a: Client) -> None:
+    root = join(a)
+    below = child(a, root.run)
+    leaf = child(h.session("b"), below.run)
+    a.die()
+    b = h.clients["b"]
+    assert [b.ask(wire.RunsGet(run=run.run)).state for run in (root, below, leaf)] == ["active", "stopped", "stopped"]
+    assert [push.run for push in b.told(wire.RunEnded)] == [leaf.run]
+
+
+def test_a_child_outlives_its_owner_while_somebody_holds_something_below_it(h: Harness, a: Client) -> None:
+    root = join(a)
+    below = child(a, root.run)
+    b = h.session("b")
+    leaf = child(b, below.run)
+    b.ask(wire.OnceAcquire(run=leaf.run, key="k"))
+    a.die()
+    assert b.ask(wire.RunsGet(run=below.run)).state == "active"
+
+
+def test_a_child_in_which_only_its_owner_held_something_ends_with_it(h: Harness, a: Client) -> None:
+    below = child(a, join(a).run)
+    a.ask(wire.OnceAcquire(run=below.run, key="k"))
+    waits = h.session("b").waits(wire.OnceAcquire(run=below.run, key="k"))
+    a.die()
+    assert waits.reply.code == "SCOPE_CANCELLED"
+    assert h.clients["b"].ask(wire.RunsGet(run=below.run)).state == "stopped"
+
+
+def test_a_root_run_outlives_all_its_sessions(h: Harness, a: Client) -> None:
+    run = join(a).run
+    a.bye()
+    assert join(h.session("b")).run == run

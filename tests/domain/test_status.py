@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+from runstate import wire
+from tests.harness import Harness
+
+
+def test_status_shows_active_runs_workers_with_what_they_hold_and_queues(h: Harness) -> None:
+    a, b = h.session("a"), h.session("b")
+    run = a.ask(wire.RunsJoin(name="job")).run
+    over = a.ask(wire.RunsJoin(name="over")).run
+    a.ask(wire.RunsEnd(run=over, state="finished"))
+    a.ask(wire.QueuesSend(run=run, queue="q", key="the-key", input="1", attempts=3))
+    a.ask(wire.QueuesSend(run=run, queue="q", key="2", input="1", attempts=3))
+    (grant,) = b.ask(wire.QueuesAdmit(queues=(wire.AdmitFrom(run=run, queue="q"),))).jobs
+    since = h.clock.wall_ms()
+    h.pass_ms(1_000)
+    token = b.ask(wire.OnceAcquire(run=run, key="k")).token
+    seen = a.ask(wire.StatusGet())
+    assert [(found.run, found.state) for found in seen.runs] == [(run, "active")]
+    assert [(found.session, found.pid, found.command) for found in seen.workers] == [
+        ("a", 100, "python x"),
+        ("b", 101, "python x"),
+    ]
+    assert seen.workers[1].holdings == (
+        wire.Holding(token=grant.token, kind="job", name="the-key", run="job", since_ms=since),
+        wire.Holding(token=token, kind="once", name="k", run="job", since_ms=since + 1_000),
+    )
+    assert seen.queues == (wire.QueueView(queue="q", attempts=3, counts={"ready": 1, "running": 1}),)
+    assert seen.more == ()
+
+
+def test_status_shows_no_run_that_is_over_by_the_clock(h: Harness) -> None:
+    a = h.session("a")
+    a.ask(wire.RunsJoin(name="short", deadline_ms=h.clock.wall_ms() + 5))
+    h.clock.pass_ms(5)
+    assert a.ask(wire.StatusGet()).runs == ()
+
+
+def test_status_shows_nothing_of_another_space(h: Harness) -> None:
+    a = h.session("a")
+    run = a.ask(wire.RunsJoin(name="job")).run
+    a.ask(wire.QueuesSend(run=run, queue="q", key="1", input="1", attempts=3))
+    a.ask(wire.OnceAcquire(run=run, key="k"))
+    seen = h.session("o", space="other").ask(wire.StatusGet())
+    assert (seen.runs, seen.queues, [found.session for found in seen.workers]) == ((), (), ["o"])
+    assert seen.workers[0].holdings == ()
+
+
+def test_status_cuts_each_list_and_says_which(h: Harness) -> None:
+    a = h.session("a")
+    for number in range(3):
+        h.session(f"s{number}")
+        h.pass_ms(1)
+        a.ask(wire.RunsJoin(name=f"n{number}"))
+        a.ask(wire.QueuesDeclare(queue=f"q{number}", attempts=3))
+    seen = a.ask(wire.StatusGet(limit=2))
+    assert [found.name for found in seen.runs] == ["n2", "n1"], "the youngest"
+    assert (len(seen.workers), len(seen.queues)) == (2, 2)
+    assert seen.more == ("runs", "workers", "queues")
+    assert a.ask(wire.StatusGet(limit=4)).more == ()

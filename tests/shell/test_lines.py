@@ -1,0 +1,562 @@
+"""The lines, from seeds: a noun made for this test, whose wants are like those of limits and slots to come.
+
+The reference is one greedy pass over all that wait, by age. The lines must come to the same by looking only at those
+whom a change concerns.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import pytest
+
+from runstate import wire
+from runstated import dispatch
+from runstated.batch import Ask, Away, Cancelled, Ended, Executor, Opened, Tick
+from runstated.domain import sessions
+from runstated.lines import STALE_MAX, Call, Memory, Topic
+from runstated.store.tx import Parked, Tx
+from tests.harness import Harness, check_memory, snapshot
+
+LIMITS = ("budget-like", "fast", "slow")
+POOLS = ("gpu", "disk")
+SIZE = {"budget-like": 5, "fast": 4, "slow": 2, "gpu": 3, "disk": 2}
+SEEDS = range(400)
+STEPS = 60
+
+
+class Take(wire.WaitingRequest[wire.Ok], tag="test.take", kw_only=True, frozen=True):
+    """Takes all of ``limits`` and ``slots`` in one step, or nothing."""
+
+    limits: dict[str, int] = msgspec.field(default_factory=dict)
+    slots: dict[str, int] = msgspec.field(default_factory=dict)
+
+
+@dataclass
+class Units:
+    """What is free of everything, and the verb that takes it. Rolled back with the memory it lives beside."""
+
+    free: dict[str, int] = field(default_factory=lambda: dict(SIZE))
+    taken: list[tuple[str, int]] = field(default_factory=list)  # who was served, in order
+    fails: bool = False
+
+    def take(self, tx: Tx, request: Take) -> wire.Ok | Parked:
+        lacking = self.lacking(tx, request.limits)
+        if lacking:
+            return Parked(lines=lacking, signals=(), late=wire.OnceHeld())
+        lacking = self.lacking(tx, request.slots)
+        if lacking:
+            held_up = tuple(line(name) for name in sorted(request.limits))
+            return Parked(lines=held_up + lacking, signals=(), late=wire.OnceHeld())
+        self.move(tx, {**request.limits, **request.slots}, -1)
+        self.taken.append((tx.caller.session, tx.caller.request_id))
+        tx._memory._undo.append(self.taken.pop)
+        # Who goes before others takes what was set aside for them: they are to look again what they lack.
+        for name in (*request.limits, *request.slots):
+            tx.wake(line(name))
+        if self.fails:
+            raise RuntimeError("a verb that fails when all is done")
+        return wire.Ok()
+
+    def lacking(self, tx: Tx, wants: dict[str, int]) -> tuple[Topic, ...]:
+        names = [name for name in sorted(wants) if self.free[name] < wants[name] or tx.ahead(line(name))]
+        return tuple(line(name) for name in names)
+
+    def move(self, tx: Tx, wants: dict[str, int], sign: int) -> None:
+        for name, units in wants.items():
+            self.add(name, sign * units)
+            tx._memory._undo.append(lambda name=name, units=units: self.add(name, -sign * units))
+
+    def add(self, name: str, units: int) -> None:
+        self.free[name] += units
+        assert 0 <= self.free[name] <= SIZE[name]
+
+
+class Give(wire.Request[wire.Ok], tag="test.give", kw_only=True, frozen=True):
+    """Gives units back."""
+
+    units: dict[str, int] = msgspec.field(default_factory=dict)
+
+
+def line(name: str) -> Topic:
+    return ("test", name)
+
+
+@dataclass
+class Waiting:
+    """A call, as far as the reference needs it."""
+
+    key: tuple[str, int]
+    place: Any
+    request: Take
+    away: bool
+
+
+def greedy(units: dict[str, int], calls: list[Waiting]) -> tuple[set[tuple[str, int]], dict[Any, set[Topic]]]:
+    """Who is to be served, and in which lines the others have to stand."""
+    free, blocked = dict(units), set()
+    lines: dict[Any, set[Topic]] = {}
+
+    def lacking(wants: dict[str, int]) -> set[str]:
+        return {name for name, many in wants.items() if free[name] < many or name in blocked}
+
+    for call in sorted(calls, key=lambda call: call.place):
+        if call.away:
+            continue
+        stands = lacking(call.request.limits)
+        if not stands:
+            stands = lacking(call.request.slots)
+            stands |= set(call.request.limits) if stands else set()
+        lines[call.key] = {line(name) for name in stands}
+        if not stands:
+            for name, many in {**call.request.limits, **call.request.slots}.items():
+                free[name] -= many
+        blocked |= stands
+    return {key for key, stands in lines.items() if not stands}, lines
+
+
+class World:
+    """A daemon whose only noun is the one above."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.units = Units()
+        give = lambda tx, request: self.give(tx, request)  # noqa: E731
+        monkeypatch.setattr(dispatch, "VERBS", {**dispatch.VERBS, Take: self.units.take, Give: give})
+        self.h = Harness()
+        self.memory: Memory = self.h.memory
+        self.executor: Executor = self.h.executor
+        self.held: dict[tuple[str, int], dict[str, int]] = {}
+        self.numbers = iter(range(1, 100_000))
+        self.replies: dict[tuple[str, int], list[wire.Reply]] = {}
+        self.session_number = 0
+        self.sessions: list[str] = []
+        for _ in range(5):
+            self.new_session()
+
+    def give(self, tx: Tx, request: Give) -> wire.Ok:
+        self.units.move(tx, request.units, 1)
+        for name in request.units:
+            tx.wake(line(name))
+        return wire.Ok()
+
+    def new_session(self) -> None:
+        self.session_number += 1
+        name = f"s{self.session_number}"
+        row = sessions.Session(name, "default", name, "", 1, "")
+        self.run(Opened(row, 0, (), wire.Welcome(protocol=1, version="", pid=1)))
+        self.sessions.append(name)
+
+    def run(self, *entries: Any) -> None:
+        rest = list(entries)
+        while rest:
+            rest = rest[self.executor.run(self.h.connection, rest) :]
+            for keys, reply in self.memory.replies:
+                for key in keys:
+                    self.replies.setdefault(key, []).append(reply)
+            self.memory.replies.clear()
+            self.memory.pushes.clear()
+
+    def ask(self, session: str, request: wire.Request[Any]) -> tuple[str, int]:
+        number = next(self.numbers)
+        self.run(Ask(session, "default", number, request, number, self.h.clock.lease_ms()))
+        return (session, number)
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    world = World(monkeypatch)
+    yield world
+    world.h.close()
+
+
+def random_take(rng: random.Random, within: tuple[int, ...]) -> Take:
+    limits = {name: rng.randint(1, SIZE[name]) for name in LIMITS if rng.random() < 0.4}
+    slots = {name: rng.randint(1, SIZE[name]) for name in POOLS if rng.random() < 0.5}
+    if not limits and not slots:
+        slots = {"gpu": 1}
+    return Take(limits=limits, slots=slots, wait_ms=rng.choice([None, None, 50]), within=within)
+
+
+class Story:
+    """Random steps, each compared with the reference."""
+
+    def __init__(self, world: World, seed: int) -> None:
+        self.world = world
+        self.rng = random.Random(seed)
+        self.away: set[str] = set()
+        self.served = 0
+        keeper = world.h.session("keeper")
+        run = keeper.ask(wire.RunsJoin(name="r")).run
+        self.token = keeper.ask(wire.OnceAcquire(run=run, key="k", lease_ms=600_000)).token
+
+    def waiting(self) -> dict[tuple[str, int], Waiting]:
+        calls = self.world.memory.calls.values()
+        return {call.key: Waiting(call.key, call.place, call.request, call.away) for call in calls}  # type: ignore[arg-type]
+
+    def step(self) -> None:
+        world, rng = self.world, self.rng
+        calls, free = self.waiting(), dict(world.units.free)
+        here = [name for name in world.sessions if name not in self.away]
+        acts = ["take"] * 5 + ["give"] * 4 + ["cancel", "die", "away", "back", "back", "late", "fault"]
+        act = rng.choice(acts)
+        if act in ("take", "fault") and here:
+            request = random_take(rng, (self.token,) if rng.random() < 0.2 else ())
+            world.units.fails = act == "fault"
+            key = world.ask(rng.choice(here), request)
+            world.units.fails = False
+            call = Waiting(key, (0 if request.within else 1, key[1], key), request, False)
+            if world.replies.get(key, [wire.Ok()]) == [wire.Ok()]:
+                calls[key] = call
+            else:
+                assert act == "fault" and key in greedy(free, [*calls.values(), call])[0]
+        elif act == "give" and world.held:
+            units = world.held.pop(rng.choice(sorted(world.held)))
+            world.ask("keeper", Give(units=units))
+            free = {name: many + units.get(name, 0) for name, many in free.items()}
+        elif act == "cancel" and calls:
+            key = rng.choice(sorted(calls))
+            del calls[key]
+            world.run(Cancelled(*key))
+        elif act == "die":
+            name = rng.choice(world.sessions)
+            world.sessions.remove(name)
+            self.away.discard(name)
+            world.run(Ended(name, "died"))
+            world.new_session()
+            calls = {key: call for key, call in calls.items() if key[0] != name}
+        elif act == "away" and here:
+            self.away.add(rng.choice(here))
+            world.run(*(Away(name, True) for name in self.away))
+        elif act == "back" and self.away:
+            name = rng.choice(sorted(self.away))
+            self.away.remove(name)
+            world.run(Away(name, False))
+        elif act == "late":
+            world.h.clock.pass_ms(rng.choice([10, 60]))
+            late = [
+                call.key for call in world.memory.calls.values() if (call.until or 1e20) <= world.h.clock.lease_ms()
+            ]
+            world.run(Tick())
+            assert all(world.replies[key] == [wire.OnceHeld()] for key in late)
+            calls = {key: call for key, call in calls.items() if key not in late}
+        self.check(act, calls, free)
+
+    def check(self, act: str, calls: dict[tuple[str, int], Waiting], free: dict[str, int]) -> None:
+        world = self.world
+        for call in calls.values():
+            call.away = call.key[0] in self.away
+        expected, _ = greedy(free, list(calls.values()))
+        served = world.units.taken[self.served :]
+        self.served = len(world.units.taken)
+        assert set(served) == expected, f"after {act}, with {free} free"
+        for key in served:
+            assert world.replies[key] == [wire.Ok()]
+            world.held[key] = {**calls[key].request.limits, **calls[key].request.slots}
+        check_memory(world.memory)
+        assert set(world.memory.calls) == set(calls) - expected
+        _, lines = greedy(world.units.free, list(self.waiting().values()))
+        for key, stands in lines.items():
+            assert world.memory.calls[key].lines
+        total = dict(world.units.free)
+        for units in world.held.values():
+            total = {name: many + units.get(name, 0) for name, many in total.items()}
+        assert total == SIZE
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_lines_serve_as_one_pass_by_age_over_all_that_wait_would(world: World, seed: int) -> None:
+    print(f"seed {seed}")
+    story = Story(world, seed)
+    for _ in range(STEPS):
+        story.step()
+
+
+def test_what_lacks_a_limit_holds_up_that_limit_only(world: World) -> None:
+    a, b, c, d = world.sessions[:4]
+    world.ask(a, Take(limits={"slow": 2}))
+    waits = world.ask(b, Take(limits={"slow": 1, "fast": 1}, slots={"gpu": 3}))
+    behind = world.ask(c, Take(limits={"slow": 1}))
+    beside = world.ask(d, Take(limits={"fast": 4}, slots={"gpu": 3}))
+    assert world.units.taken[-1] == beside
+    assert {key: set(call.lines) for key, call in world.memory.calls.items()} == {
+        waits: {line("slow")},
+        behind: {line("slow")},
+    }
+
+
+def test_what_has_its_units_and_lacks_slots_has_them_set_aside(world: World) -> None:
+    a, b, c = world.sessions[:3]
+    world.ask(a, Take(slots={"gpu": 3}))
+    waits = world.ask(b, Take(limits={"fast": 2}, slots={"gpu": 1}))
+    behind = world.ask(c, Take(limits={"fast": 1}))
+    assert set(world.memory.calls[waits].lines) == {line("fast"), line("gpu")}
+    assert behind in world.memory.calls, "two of four units are set aside, and who is older goes first"
+    world.run(Cancelled(*waits))
+    assert world.units.taken[-1] == behind
+
+
+def test_a_call_that_stands_in_several_lines_may_leave_one_of_them(world: World) -> None:
+    a, b, c, d = world.sessions[:4]
+    world.ask(a, Take(slots={"gpu": 2, "disk": 2}))
+    waits = world.ask(b, Take(slots={"gpu": 2, "disk": 1}))
+    small = world.ask(c, Take(slots={"gpu": 1}))
+    assert small in world.memory.calls
+    keeper = world.h.session("keeper")
+    run = keeper.ask(wire.RunsJoin(name="r")).run
+    token = keeper.ask(wire.OnceAcquire(run=run, key="k")).token
+    world.ask("keeper", Give(units={"gpu": 2}))
+    assert set(world.memory.calls[waits].lines) == {line("disk")}, "it has its gpus and lacks a disk"
+    assert world.units.taken[-1] == small, "who lacks only disks holds up only disks"
+    inner = world.ask(d, Take(slots={"gpu": 2}, within=(token,)))
+    assert world.units.taken[-1] == inner
+
+
+def test_the_head_of_a_line_that_goes_away_is_passed_over_at_once(world: World) -> None:
+    a, b, c = world.sessions[:3]
+    world.ask(a, Take(slots={"gpu": 1}))
+    big = world.ask(b, Take(slots={"gpu": 3}))
+    small = world.ask(c, Take(slots={"gpu": 2}))
+    assert small in world.memory.calls
+    world.run(Away(b, True))
+    assert world.units.taken[-1] == small
+    assert big in world.memory.calls, "it keeps its place"
+
+
+def test_a_call_of_a_session_that_is_away_already_is_passed_over_too(world: World) -> None:
+    a, b, c = world.sessions[:3]
+    first = world.ask(a, Take(slots={"gpu": 3}))
+    world.run(Away(b, True))
+    away = world.ask(b, Take(slots={"gpu": 3}))
+    small = world.ask(c, Take(slots={"gpu": 1}))
+    world.run(Ended(first[0], "died"))
+    world.ask(c, Give(units={"gpu": 3}))
+    assert world.units.taken[-1] == small
+    assert away in world.memory.calls
+
+
+# ------------------------------------------------------------------ undo
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_undo_restores_the_memory_exactly_at_any_point(seed: int) -> None:
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    memory = Memory()
+    for name in "abc":
+        memory.open(name)
+    for _ in range(40):
+        marks: list[tuple[tuple[int, ...], dict[str, Any]]] = []
+        due_ms = memory.due_ms
+        for _ in range(rng.randint(1, 12)):
+            marks.append((memory.mark(), snapshot(memory)))
+            for _ in range(rng.randint(0, 4)):
+                change(rng, memory)
+                check_memory(memory)
+        if rng.random() < 0.5:
+            at = rng.randrange(len(marks))
+            mark, then = marks[at]
+            memory.rollback(mark)
+            assert snapshot(memory) == then
+        if rng.random() < 0.5:
+            memory.rollback()
+            assert snapshot(memory) == {**marks[0][1], **{log: [] for log in LOGS}}
+            assert due_ms is None or (memory.due_ms is not None and memory.due_ms <= due_ms)
+        memory.commit()
+        for log in LOGS:
+            getattr(memory, log).clear()
+
+
+LOGS = ("left", "replies", "pushes", "settled", "forgotten_runs")
+TOPICS: tuple[Topic, ...] = (("once", "r", "x"), ("once", "r", "y"), ("queue", "r", "q"), ("run", "r"))
+
+
+def new_call(rng: random.Random, session: str, request_id: int, within: tuple[int, ...] = ()) -> Call:
+    return Call(
+        session=session,
+        space="default",
+        request_id=request_id,
+        request=wire.OnceAcquire(run="r", key="x", within=within),
+        rank=rng.randint(0, 1),
+        ticket=rng.randint(1, 20),
+        since_ms=0,
+        until=rng.choice([None, rng.randint(1, 100)]),
+        late=wire.OnceHeld(),
+        lines=tuple(rng.sample(TOPICS, rng.randint(0, 2))),
+        signals=tuple(rng.sample(TOPICS, rng.randint(0, 2))),
+    )
+
+
+def change(rng: random.Random, memory: Memory) -> None:
+    session = rng.choice("abc")
+    act = rng.randrange(12)
+    if act <= 3 and session in memory.sessions:
+        memory.park(new_call(rng, session, rng.randint(1, 6), tuple(rng.sample(range(1, 8), rng.randint(0, 2)))))
+    elif act == 4:
+        memory.leave((session, rng.randint(1, 6)))
+    elif act == 5:
+        memory.set_away(session, rng.random() < 0.5)
+    elif act == 6:
+        push = rng.choice([None, wire.RunEnded(run="r", state="stopped", message="")])
+        memory.answer(rng.choice(TOPICS), wire.Ok(), push)
+    elif act == 7 and session in memory.sessions:
+        memory.subscribe(rng.choice(TOPICS), session)
+    elif act == 8:
+        memory.close(session)
+    elif act == 9:
+        memory.open(session)
+    elif act == 10:
+        token = rng.randint(1, 7)
+        if token in memory.holds:
+            memory.let_go(token)
+        else:
+            memory.hold(token, session, 50, rng.choice(TOPICS), rng.randint(0, 100))
+    else:
+        memory.due(rng.randint(1, 100))
+        memory.take_due(rng.randint(1, 100))
+
+
+def test_a_number_is_not_given_again_after_a_rollback() -> None:
+    memory = Memory()
+    first = memory.count("token")
+    memory.rollback()
+    assert memory.count("token") == first + 1
+    assert memory.counters_changed == {"token"}
+
+
+# ------------------------------------------------------------------ who is behind whom
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_a_circle_is_found_exactly_when_there_is_one(seed: int) -> None:
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    memory = Memory()
+    memory.open("s")
+    topics = [("t", str(number)) for number in range(6)]
+    for token in range(1, rng.randint(3, 10)):
+        memory.hold(token, "s", 50, rng.choice(topics), 0)
+    for number in range(1, rng.randint(2, 9)):
+        within = tuple(rng.sample(range(1, 10), rng.randint(0, 2)))
+        call = new_call(rng, "s", number, within)
+        call.lines, call.signals = tuple(rng.sample(topics, rng.randint(0, 2))), tuple(rng.sample(topics, 1))
+        memory.park(call)
+    call = new_call(rng, "s", 99, tuple(rng.sample(range(1, 10), rng.randint(1, 2))))
+    call.lines, call.signals = (rng.choice(topics),), ()
+    circle = memory.circle(call)
+    assert (circle is not None) == brute_force_circle(memory, call)
+    if circle is not None:
+        assert circle[0] is call
+        for each, onward in zip(circle, [*circle[1:], call], strict=True):
+            tokens = {hold.token for hold in memory.holders(each)}
+            assert tokens & set(onward.request.within), "each waits for a hold that the next is made in"
+
+
+def brute_force_circle(memory: Memory, call: Call) -> bool:
+    """Adds what leads back until nothing is added: leases that ``call`` is made in, then calls all of whose holders
+    lead back, then the leases that those calls are made in."""
+    leads = set(call.request.within)
+    calls = [call, *memory.calls.values()]
+    while True:
+        more = set()
+        for each in calls:
+            tokens = {hold.token for hold in memory.holders(each)}
+            if tokens and tokens <= leads:
+                more |= set(each.request.within) if each is not call else {-1}
+        if more <= leads:
+            return -1 in leads
+        leads |= more
+
+
+def test_one_of_several_holders_that_can_go_on_is_enough() -> None:
+    rng = random.Random(0)
+    memory = Memory()
+    memory.open("s")
+    memory.hold(1, "s", 50, ("slots", "r", "gpu"), 0)
+    memory.hold(2, "s", 50, ("slots", "r", "gpu"), 0)
+    memory.hold(3, "s", 50, ("once", "r", "x"), 0)
+    waits = new_call(rng, "s", 1, (1,))
+    waits.lines, waits.signals = (("once", "r", "x"),), ()
+    memory.park(waits)
+    call = new_call(rng, "s", 2, (3,))
+    call.lines, call.signals = (("slots", "r", "gpu"),), ()
+    assert memory.circle(call) is None, "the holder of 2 waits for nobody"
+    other = new_call(rng, "s", 3, (2,))
+    other.lines, other.signals = (("once", "r", "x"),), ()
+    memory.park(other)
+    assert memory.circle(call) in ([call, waits], [call, other])
+
+
+def test_a_long_chain_of_waits_is_followed_to_its_end() -> None:
+    rng = random.Random(0)
+    memory = Memory()
+    memory.open("s")
+    for number in range(1, 3_001):
+        memory.hold(number, "s", 50, ("once", "r", str(number)), 0)
+    for number in range(1, 3_000):
+        waits = new_call(rng, "s", number, (number,))
+        waits.lines, waits.signals = (("once", "r", str(number + 1)),), ()
+        memory.park(waits)
+    closes = new_call(rng, "s", 3_000, (3_000,))
+    closes.lines, closes.signals = (("once", "r", "1"),), ()
+    circle = memory.circle(closes)
+    assert circle is not None
+    assert len(circle) == 3_000
+
+
+def test_a_call_without_a_hold_closes_no_circle() -> None:
+    memory = Memory()
+    assert memory.circle(new_call(random.Random(0), "s", 1)) is None
+
+
+# ------------------------------------------------------------------ time
+
+
+def test_what_has_ended_rings_nobody() -> None:
+    memory = Memory()
+    memory.open("s")
+    memory.hold(1, "s", 50, ("once", "r", "x"), 0)
+    call = new_call(random.Random(0), "s", 1)
+    call.until = 30
+    memory.park(call)
+    assert memory.next_steady() == 30
+    memory.leave(call.key)
+    assert memory.next_steady() == 50
+    memory.let_go(1)
+    assert memory.next_steady() is None
+
+
+def test_heaps_are_cleared_of_what_has_ended() -> None:
+    memory = Memory()
+    for token in range(3 * STALE_MAX):
+        memory.hold(token, "s", 50, ("once", "r", "x"), 0)
+        memory.let_go(token)
+        memory.commit()
+    assert len(memory._lapses) <= STALE_MAX + 1
+
+
+def test_a_wait_comes_up_once_however_often_it_was_parked_anew() -> None:
+    rng = random.Random(0)
+    memory = Memory()
+    memory.open("s")
+    for _ in range(3):
+        call = new_call(rng, "s", 1)
+        call.until = 30
+        memory.park(call)
+    assert memory.late(29) == []
+    assert memory.late(30) == [call]
+
+
+def test_position_is_the_place_in_the_line_where_it_is_furthest_back(world: World) -> None:
+    a, b, c = world.sessions[:3]
+    world.ask(a, Take(slots={"gpu": 3, "disk": 2}))
+    world.ask(b, Take(slots={"gpu": 3}))
+    last = world.ask(c, Take(slots={"gpu": 1, "disk": 1}))
+    assert world.memory.position(world.memory.calls[last]) == 1
+
+
+def test_the_test_noun_is_a_wire_request() -> None:
+    assert msgspec.structs.fields(Take)[-1].name == "slots"
