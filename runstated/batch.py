@@ -209,6 +209,7 @@ class Executor:
         tx.caller = _no_caller
         tx.woken.clear()
         memory.left.clear()
+        memory.overtaken.clear()
         if isinstance(entry, Ask):
             self._guarded(tx, entry.key, lambda: self._ask(tx, entry))
         elif isinstance(entry, Tick):
@@ -362,7 +363,14 @@ class Executor:
             memory.left.clear()
             tx.woken.clear()
             if not waiting:
-                return
+                overtaken = [memory.calls[key] for key in memory.overtaken if key in memory.calls]
+                memory.overtaken.clear()
+                if not overtaken:
+                    return
+                for call in sorted(overtaken, key=lambda call: call.place):
+                    if not call.away and memory.calls.get(call.key) is call:
+                        self._guarded(tx, call.key, lambda call=call: self._again(tx, call))
+                continue
             line = next(iter(waiting))
             del waiting[line]
             for call in memory.line(line):

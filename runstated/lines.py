@@ -17,7 +17,7 @@ transaction is. It is changed by one thread at a time: the one that runs the bat
 import heapq
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -98,6 +98,7 @@ class Memory:
     calls: dict[CallKey, Call] = field(default_factory=dict)
     holds: dict[int, Hold] = field(default_factory=dict)
     left: list[Topic] = field(default_factory=list)  # lines that lost a member in this entry
+    overtaken: dict[CallKey, None] = field(default_factory=dict)  # calls that others have come to stand before
     replies: list[tuple[list[CallKey], wire.Reply]] = field(default_factory=list)
     pushes: list[tuple[str, wire.Push]] = field(default_factory=list)
     settled: list[tuple[Settled, int | None, wire.OnceDone]] = field(default_factory=list)
@@ -196,6 +197,16 @@ class Memory:
             heapq.heappush(self._lates, (call.until, call.key))
         if old is not None:
             self.left += [line for line in old.lines if line not in call.lines]
+        self._overtake(call, [line for line in call.lines if old is None or line not in old.lines])
+
+    def _overtake(self, call: Call, lines: Iterable[Topic]) -> None:
+        """``call`` has come to stand before others. What they had set aside for themselves may be its now, and then
+        they must not hold up other lines any more."""
+        for line in lines:
+            places = self._lines[line]
+            for _, _, key in places[bisect_left(places, call.place) + 1 :]:
+                if len(self.calls[key].lines) > 1:
+                    self.overtaken[key] = None
 
     def leave(self, key: CallKey) -> Call | None:
         """The call waits no longer. Its lines are noted in ``left``."""
@@ -269,6 +280,8 @@ class Memory:
             if call.away != away:
                 call.away = away
                 self._undo.append(partial(setattr, call, "away", not away))
+                if not away:
+                    self._overtake(call, call.lines)
 
     def of_session(self, session: str) -> list[Call]:
         return [self.calls[key] for key in self._by_session.get(session, ())]

@@ -54,13 +54,11 @@ class Call:
         request: wire.Request[Any],
         wake: Callable[[], Any],
         loop: asyncio.AbstractEventLoop | None,
-        *,
-        blocking: bool,
     ) -> None:
         self.request_id = request_id
         self.request = request
         self.loop = loop  # the loop whose task waits for the answer or, of a blocking call, that runs in its thread
-        self.blocking = blocking
+        self.blocking = False
         self.ticket = 0
         self.again = False
         self.until: float | None = None
@@ -83,6 +81,11 @@ class Call:
             request = msgspec.structs.replace(request, **changes)
         self.again = True
         return wire.encode(request)
+
+    @property
+    def done(self) -> bool:
+        """Whether the outcome is there."""
+        return self._done
 
     def finish(self, answer: Answer[Any] | None, error: BaseException | None = None) -> None:
         """Hands the outcome to the caller; the first one counts."""

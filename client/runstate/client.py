@@ -10,13 +10,13 @@ from . import errors, units
 from .context import context
 from .once import wrap
 from .queues import Queue
-from .results import RunContext
 from .runs import Binding
 from .signals import SupportsIsSet, running_loop
 from .steps import adrive, drive
 
 if TYPE_CHECKING:
     from .connection import Address, Connection
+    from .results import RunContext
     from .units import Duration
 
 DEFAULT_RUN = "default"

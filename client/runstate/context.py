@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 from contextvars import ContextVar, Token
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from .results import RunContext
+if TYPE_CHECKING:
+    from .results import RunContext
 
 
 class Frame(NamedTuple):

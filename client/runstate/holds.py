@@ -95,6 +95,10 @@ class Holds:
         """The holds whose handles still exist."""
         return [hold for ref in list(self._live.values()) if (hold := ref()) is not None]
 
+    def __bool__(self) -> bool:
+        """Whether anything is held (or was dropped a moment ago)."""
+        return bool(self._live)
+
     def tokens(self) -> tuple[int, ...]:
         return tuple(hold.token for hold in self.live())
 

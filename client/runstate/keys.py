@@ -18,7 +18,6 @@ exhaust Python's.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import math
 import sys
 import weakref
@@ -57,7 +56,9 @@ def canonical(value: object) -> str:
 
 def work_key(name: str, args: Sequence[object]) -> str:
     """The key of a piece of work with these arguments: `<name>:<32 hex digits>`. Tuples and lists count the same."""
-    return f"{name}:{hashlib.sha256(canonical(args).encode()).hexdigest()[:HASH_LENGTH]}"
+    from hashlib import sha256  # brings OpenSSL, which nobody needs before the first call
+
+    return f"{name}:{sha256(canonical(args).encode()).hexdigest()[:HASH_LENGTH]}"
 
 
 def call_key(

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from . import errors, keys, payloads, units
 from .context import within
-from .results import RunContext
 from .signals import Combined
 from .steps import Run, Steps, adrive, drive
 
@@ -94,6 +93,8 @@ def call(spec: Once, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Steps[Any
             return payloads.decode(reply.result)
         if isinstance(reply, wire.OnceFailed):
             raise errors.OnceFailedError(reply.error, reply.attempts)
+        from .results import RunContext
+
         hold = answer.holds[reply.token]
         del answer
         signal = Combined(binding.signal, hold.signal)

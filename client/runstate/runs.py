@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import datetime
 import time
 from typing import TYPE_CHECKING
 
 from . import errors, units
-from .results import RunInfo
 from .signals import Signal
 from .steps import Steps
 
 if TYPE_CHECKING:
     from . import connection, wire
     from .client import Core
+    from .results import RunInfo
 
 CHILD_NAME = "(child run)"  # shown for a child run without a name
 
@@ -104,15 +103,8 @@ class Binding:
         return error
 
     def _known(self, view: wire.RunView) -> None:
-        from . import connection
+        from . import connection, results
 
-        self._info = RunInfo(view.run, view.name or self.name or CHILD_NAME)
+        self._info = results.RunInfo(view.run, view.name or self.name or CHILD_NAME)
         self._watch = connection.RunWatch(view.run, self.ended)
         self._core.connection().watch(self._watch)
-
-
-def deadline_time(deadline_ms: int | None) -> datetime.datetime | None:
-    """A point in time of the wire as an aware datetime."""
-    if deadline_ms is None:
-        return None
-    return datetime.datetime.fromtimestamp(deadline_ms / 1000, tz=datetime.timezone.utc)

@@ -251,7 +251,7 @@ async def aserve(
         with contextlib.suppress(RuntimeError):  # the loop has ended, and with it the worker
             loop.call_soon_threadsafe(worker.stop)
 
-    told = told or Signal()
+    told = Signal() if told is None else told  # not `or`: a signal that is not set counts as false
     remove_told = told.add_callback(stop)
     async with watching(signal) as watched:
         remove_watched = watched.add_callback(lambda: told._set())

@@ -11,11 +11,11 @@ from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from .context import enter, leave
-from .results import RunContext
 
 if TYPE_CHECKING:
     from . import wire
     from .connection import Connection
+    from .results import RunContext
 
 T = TypeVar("T")
 

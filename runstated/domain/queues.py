@@ -348,6 +348,7 @@ def _oldest_ready(tx: Tx, queue: str, run: runs.Run) -> Job | None:
 
 def _start(tx: Tx, job: Job, lease_ms: int, source: int) -> wire.JobGrant:
     token = leases.grant(tx, KIND, job.job, job.run, lease_ms)
+    tx.subscribe(runs.signal(job.run))  # the job may be of a child run, which the worker has not joined
     _move(tx, job, "running", token=token, attempt=job.attempt + 1)
     name = tx.one("SELECT name FROM runs WHERE run = :run", run=job.run)
     return wire.JobGrant(

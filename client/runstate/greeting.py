@@ -1,0 +1,120 @@
+"""The start of a connection: where the daemon is, who we are, and that no other package has our name."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from . import autostart, errors, framing, wire
+from .stream import RECEIVE_BYTES
+
+COMMAND_CHARACTERS_MAX = 256
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where the daemon is and who we are. ``url`` None: this user's own daemon, which is started if need be.
+
+    ``worker`` None: ``<hostname>-<pid>``. ``timeout_s``: for one request, and for getting a connection back.
+    """
+
+    url: str | None
+    space: str
+    key: str | None
+    worker: str | None
+    timeout_s: float
+    retries: int
+
+
+def dial(address: Address, deadline: float) -> socket.socket:
+    """A connected socket. Raises UnavailableError or ConfigError."""
+    _refuse_twin()
+    if address.url is None:
+        return autostart.connect(deadline=deadline)
+    return autostart.dial(address.url, deadline=deadline)
+
+
+def greet(
+    connected: socket.socket, hello: wire.Hello, request_id: int, deadline: float
+) -> tuple[wire.Welcome, framing.Splitter, list[tuple[int, bytes]]]:
+    """Says hello and waits for the welcome; also gives the frames that came right behind it.
+
+    Raises the mapped error of a refusal, OSError when the connection ends.
+    """
+    connected.settimeout(max(0.1, deadline - time.monotonic()))
+    connected.sendall(framing.pack(request_id, wire.encode(hello)))
+    splitter = framing.Splitter()
+    frames: list[tuple[int, bytes]] = []
+    while not frames:
+        data = connected.recv(RECEIVE_BYTES)
+        if not data:
+            raise ConnectionResetError("runstated closed the connection at the hello")
+        frames = splitter.feed(data)
+    reply = wire.decode_reply(frames[0][1])
+    if isinstance(reply, wire.Error):
+        raise refused(reply)
+    if not isinstance(reply, wire.Welcome):
+        raise errors.RunstateError(f"runstated answered the hello with {reply!r}", code="PROTOCOL")
+    connected.settimeout(None)
+    return reply, splitter, frames[1:]
+
+
+def hello(address: Address, session: str, runs: Iterable[str]) -> wire.Hello:
+    """Who we are."""
+    return wire.Hello(
+        protocol=wire.PROTOCOL,
+        protocol_min=wire.PROTOCOL_MIN,
+        session=session,
+        worker=address.worker or f"{socket.gethostname()}-{os.getpid()}",
+        pid=os.getpid(),
+        namespace=_namespace(),
+        command=" ".join(sys.argv)[:COMMAND_CHARACTERS_MAX].encode("utf-8", "replace").decode(),
+        space=address.space,
+        key=address.key,
+        runs=tuple(runs),
+    )
+
+
+def refused(error: wire.Error) -> errors.RunstateError:
+    """The exception for a refusal of the daemon."""
+    mapped = errors.map_error(error.code, errors.STATUSES.get(error.code, 0), error.message)
+    mapped.run = error.run
+    mapped.may_retry = error.retryable
+    return mapped
+
+
+def _namespace() -> str:
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
+
+_twin_looked_for = False
+
+
+def _refuse_twin() -> None:
+    """The hosted service's package has our import name: half of it and half of us would be imported.
+
+    Raises ConfigError when it is installed beside us.
+    """
+    global _twin_looked_for
+    if _twin_looked_for:
+        return
+    here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    for directory in dict.fromkeys((here, *sys.path)):
+        try:
+            names = os.listdir(directory or ".")
+        except OSError:
+            continue
+        for name in names:
+            if name.startswith("runstate_sdk-") and name.endswith((".dist-info", ".egg-info")):
+                raise errors.ConfigError(
+                    f"runstate-sdk is installed in {directory} beside runstated, and both are imported as `runstate`:"
+                    " run `pip uninstall runstate-sdk`, then `pip install --force-reinstall runstated`"
+                )
+    _twin_looked_for = True

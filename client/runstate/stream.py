@@ -1,0 +1,117 @@
+"""One connected socket: frames out without blocking, frames in.
+
+A write that ends in an exception (Ctrl-C in the middle of a frame) leaves half a frame behind, a read that ends in one
+may have lost bytes: then ``cut`` ends the connection, which is made anew and loses nothing.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+
+from . import framing
+
+RECEIVE_BYTES = 256 * 1024
+WRITABLE_MS = 1_000  # between two looks whether a socket that takes nothing has been given up meanwhile
+
+
+class Stream:
+    """The writing methods are called with ``lock`` held; one thread at a time reads."""
+
+    __slots__ = ("_lock", "_socket", "_splitter", "_unsent", "closed")
+
+    def __init__(self, connected: socket.socket, splitter: framing.Splitter, lock: threading.Lock) -> None:
+        self._socket = connected
+        self._splitter = splitter
+        self._lock = lock
+        self._unsent = bytearray()
+        self.closed = False
+
+    def write(self, data: bytes) -> bool:
+        """Sends, or keeps for a thread of its own what the socket does not take now. False: the other side is gone."""
+        if self._unsent:
+            self._unsent += data
+            return True
+        try:
+            sent = _send_some(self._socket, data)
+            if sent < len(data):
+                self._unsent += data[sent:]
+                threading.Thread(target=self._flush, name="runstate-writer", daemon=True).start()
+        except OSError:
+            self.cut()
+            return False
+        except BaseException:
+            self.cut()
+            raise
+        return True
+
+    def write_now(self, data: bytes) -> None:
+        """Sends if the socket takes it at once; without the lock, and without a word if not. For the end."""
+        if not self._unsent:
+            try:
+                self._socket.send(data, socket.MSG_DONTWAIT)
+            except OSError:
+                pass  # the kernel tells the daemon anyway
+
+    def read(self, timeout: float | None) -> list[tuple[int, bytes]] | None:
+        """The next frames, at least one unless ``timeout`` seconds pass; None when the connection has ended."""
+        while True:
+            if timeout is not None and not _readable(self._socket, timeout):
+                return []
+            try:
+                data = self._socket.recv(RECEIVE_BYTES)
+                if not data:
+                    return None
+                frames = self._splitter.feed(data)
+            except (OSError, framing.FrameError):
+                return None
+            if frames or timeout is not None:
+                return frames
+
+    def cut(self) -> None:
+        """Ends the connection; whoever reads sees it."""
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # it has ended already
+
+    def close(self) -> None:
+        """Closes the descriptor: without a shutdown, so that a forked child can drop its copy."""
+        self.closed = True
+        self._socket.close()
+
+    def _flush(self) -> None:
+        while True:
+            try:
+                poll = select.poll()
+                poll.register(self._socket, select.POLLOUT)
+                poll.poll(WRITABLE_MS)
+            except (OSError, ValueError):
+                return  # closed
+            with self._lock:
+                if self.closed:
+                    return
+                try:
+                    del self._unsent[: _send_some(self._socket, bytes(self._unsent[:RECEIVE_BYTES]))]
+                except OSError:
+                    self.cut()
+                    return
+                if not self._unsent:
+                    return
+
+
+def _send_some(connected: socket.socket, data: bytes) -> int:
+    try:
+        return connected.send(data, socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return 0
+
+
+def _readable(connected: socket.socket, timeout: float) -> bool:
+    poll = select.poll()
+    try:
+        poll.register(connected, select.POLLIN)
+    except (OSError, ValueError):
+        return True  # closed: recv says so
+    return bool(poll.poll(max(0.0, timeout) * 1000))
