@@ -11,7 +11,6 @@ import errno
 import os
 import select
 import socket
-import sys
 import time
 from pathlib import Path
 from typing import IO, Any
@@ -19,7 +18,7 @@ from typing import IO, Any
 import click
 import msgspec
 
-from runstate import autostart, errors, framing, paths, presence, wire
+from runstate import autostart, errors, framing, greeting, paths, presence, wire
 
 ANSWER_S = 5.0  # a daemon that takes longer to accept or to answer is reported as not answering
 RECEIVE_BYTES = 256 * 1024
@@ -104,7 +103,14 @@ class Onlooker:
 
     def __init__(self, space: str | None = None) -> None:
         self.session = os.urandom(8).hex()
-        self._space = space or setting(SPACE_VARIABLE) or "default"
+        self._address = greeting.Address(
+            url=None,  # of no use here: see reach
+            space=space or setting(SPACE_VARIABLE) or "default",
+            key=setting(KEY_VARIABLE),
+            worker=None,
+            timeout_s=ANSWER_S,
+            retries=0,
+        )
         self._socket: socket.socket | None = None
         self._splitter = framing.Splitter()
         self._hello_id = self._last_id = 0
@@ -161,7 +167,7 @@ class Onlooker:
         if self._socket is None:
             self._socket = reach()
             self._splitter = framing.Splitter()
-            frames = self._frame(self._hello())
+            frames = self._frame(greeting.hello(self._address, self.session, ()))
             self._hello_id = self._last_id
         self._socket.settimeout(ANSWER_S)
         self._socket.sendall(frames + self._frame(request))
@@ -194,18 +200,6 @@ class Onlooker:
             kind = Denied if reply.code in ("FORBIDDEN", "UNAUTHENTICATED") else CannotLook
             raise kind(f"runstated refuses to be looked at: {reply.message}")
         return reply if isinstance(reply, wire.StatusView) else None
-
-    def _hello(self) -> wire.Hello:
-        return wire.Hello(
-            protocol=wire.PROTOCOL,
-            protocol_min=wire.PROTOCOL_MIN,
-            session=self.session,
-            worker=f"{socket.gethostname()}-{os.getpid()}",
-            pid=os.getpid(),
-            command=" ".join(sys.argv)[:256],
-            space=self._space,
-            key=setting(KEY_VARIABLE),
-        )
 
     def _without_me(self, view: wire.StatusView) -> wire.StatusView:
         """Who looks is no part of the picture."""

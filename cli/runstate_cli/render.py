@@ -127,16 +127,15 @@ def table(columns: Sequence[str | Column], rows: Iterable[Sequence[str | int]]) 
     from rich.text import Text
 
     made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    cells: list[dict[str, Any]] = []
     for named in columns:
         column = Column(named) if isinstance(named, str) else named
-        made.add_column(
-            column.title,
-            justify="right" if column.right else "left",
-            no_wrap=column.right or column.cut,
-            overflow="ellipsis" if column.cut else "fold",
-        )
+        # Of a column that may not wrap, rich takes nothing away until all others are gone: only numbers are such
+        # columns. A cut column may wrap, and its cells do not.
+        made.add_column(column.title, justify="right" if column.right else "left", no_wrap=column.right)
+        cells.append({"no_wrap": column.cut, "overflow": "ellipsis" if column.cut else "fold"})
     for row in rows:
-        made.add_row(*(Text(clean(str(cell))) for cell in row))
+        made.add_row(*(Text(clean(str(cell)), **how) for cell, how in zip(row, cells, strict=True)))
     return made
 
 

@@ -109,14 +109,17 @@ def _watch_in_lines(onlooker: Onlooker, limit: int, view: wire.StatusView, *, as
 def _watch_live(onlooker: Onlooker, limit: int, view: wire.StatusView) -> None:
     from rich.live import Live
 
-    with Live(picture(view), console=render.console(), screen=True, auto_refresh=False) as live:
-        live.refresh()
+    live = Live(picture(view), console=render.console(), screen=True, auto_refresh=False)
+    try:  # not `with`: Ctrl-C may come while it is entered, and the terminal must be given back all the same
+        live.start(refresh=True)
         _look_again(
             onlooker,
             limit,
             lambda view: live.update(picture(view), refresh=True),
             lambda message: live.update(render.line(f"{message} (looking again every second)"), refresh=True),
         )
+    finally:
+        live.stop()
 
 
 def _look_again(

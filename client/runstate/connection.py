@@ -27,7 +27,7 @@ import msgspec
 from . import errors, framing, greeting, wire
 from .calls import Answer, Call, Gate, future_waker
 from .greeting import Address
-from .holds import Hold, Holds, granted
+from .holds import GRANTING, Heart, Hold, Holds, granted
 from .signals import running_loop
 from .stream import Stream
 
@@ -40,6 +40,7 @@ R = TypeVar("R")
 RETRY_S_MIN = 0.02  # between two attempts to reach a daemon that was there a moment ago ...
 RETRY_S_MAX = 0.25  # ... doubling up to this
 THREAD = object()  # the reader thread has the turn
+_NO_HOLDS: dict[int, Hold] = {}
 
 
 class RunWatch:
@@ -73,7 +74,7 @@ class Connection:
         self._acks: list[int] = []
         self._runs: weakref.WeakValueDictionary[str, RunWatch] = weakref.WeakValueDictionary()
         self._reader: Gate | None = None  # opened when the reader thread is to take the turn
-        self._heart: threading.Thread | None = None
+        self._heart = Heart(self.holds, self._beat)
 
     # ------------------------------------------------------------------ calls
 
@@ -179,9 +180,11 @@ class Connection:
         with self._lock:
             self._calls[call.request_id] = call
             stream = self._stream
-            if stream is not None and not stream.write(self._with_news(framing.pack(call.request_id, call.body()))):
-                self._drop(stream)  # it ended while nobody looked
-                self._was_lost = len(self._calls) > 1 or bool(self.holds)
+            if stream is not None:
+                frame = framing.pack(call.request_id, call.body())
+                if not stream.write(self._with_news(frame) if self._acks or self.holds.given else frame):
+                    self._drop(stream)  # it ended while nobody looked
+                    self._was_lost = len(self._calls) > 1 or bool(self.holds)
             if self._turn is None:
                 if self._stream is not None and call.blocking:
                     self._turn = call
@@ -204,9 +207,8 @@ class Connection:
         if self._acks:
             acks, self._acks = self._acks, []
             frame = framing.pack(0, wire.encode(wire.Ack(calls=tuple(acks)))) + frame
-        if self.holds.given:
-            for token in self.holds.take_given():
-                frame = framing.pack(0, wire.encode(wire.Release(token=token))) + frame
+        for token in self.holds.take_given():
+            frame = framing.pack(0, wire.encode(wire.Release(token=token))) + frame
         return frame
 
     # ------------------------------------------------------------------ who reads
@@ -372,14 +374,16 @@ class Connection:
             call = self._calls.pop(request_id, None)
             if call is None:
                 return  # its caller has gone; the daemon was told
-            if reply.kept and call.request.replayed and not isinstance(reply, wire.OnceGranted | wire.JobsGranted):
+            if reply.kept and call.request.replayed and type(reply) not in GRANTING:
                 self._acks.append(request_id)
         if isinstance(reply, wire.Error):
             call.finish(None, greeting.refused(reply))
             return
-        holds = granted(self.holds, call.request, reply, None if call.blocking else call.loop)
+        holds = _NO_HOLDS
+        if type(reply) in GRANTING:
+            holds = granted(self.holds, call.request, reply, None if call.blocking else call.loop)
         if holds:
-            self._run_heart()
+            self._heart.start()
             if isinstance(reply, wire.JobsGranted):
                 self._refuse_blocked(call.loop, {job.job for job in reply.jobs})
         call.finish(Answer(reply, holds))
@@ -433,27 +437,11 @@ class Connection:
 
     # ------------------------------------------------------------------ heartbeat
 
-    def _run_heart(self) -> None:
+    def _beat(self, tokens: tuple[int, ...]) -> None:
+        """Sends a beat for the tokens (none: only what else there is to say)."""
         with self._lock:
-            if self._heart is None:
-                thread = threading.Thread(target=self._beat, name="runstate-heartbeat", daemon=True)
-                try:
-                    thread.start()
-                    self._heart = thread
-                except RuntimeError:
-                    pass  # the interpreter is shutting down: the kernel will tell the daemon
-
-    def _beat(self) -> None:
-        holds = self.holds
-        while holds is self.holds:
-            due = holds.wait()
-            with self._lock:
-                if holds is not self.holds or self._stream is None:
-                    continue
-                tokens = holds.tokens() if due else ()
-                news = self._with_news(b"")
-                if tokens:
-                    news += framing.pack(0, wire.encode(wire.Beat(tokens=tokens)))
+            if self._stream is not None:
+                news = self._with_news(framing.pack(0, wire.encode(wire.Beat(tokens=tokens))) if tokens else b"")
                 if news:
                     self._stream.write(news)
 

@@ -43,6 +43,11 @@ class Splitter:
 
         Raises FrameError as soon as a length cannot be right; the stream is of no use after that.
         """
+        if not self._rest and len(data) >= _HEADER_BYTES:
+            length, request_id = _unpack_header(data)
+            if length + 4 == len(data) and length >= _ID_BYTES:  # one whole frame: nearly always
+                _check(length)
+                return [(request_id, data[_HEADER_BYTES:])]
         if self._rest:
             self._rest += data
             if len(self._rest) < self._need:

@@ -11,8 +11,11 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import weakref
 from collections import deque
+from collections.abc import Callable
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from . import wire
@@ -73,11 +76,13 @@ class Holds:
         self.given: deque[int] = deque()  # tokens to give back with the next frame
         self._live: dict[int, weakref.ref[Hold]] = {}
         self._changed = threading.Event()
+        self._next_beat = 0.0  # when the heartbeat looks again by itself; infinity while nothing is held
 
     def add(self, token: int, run: str | None, lease_ms: int, loop: asyncio.AbstractEventLoop | None) -> Hold:
         hold = Hold(self, token, run, lease_ms, loop)
         self._live[token] = weakref.ref(hold)
-        self._changed.set()
+        if time.monotonic() + lease_ms / 3000 < self._next_beat:
+            self._changed.set()  # seldom: most holds are over before the heartbeat would look at them
         return hold
 
     def forget(self, token: int) -> None:
@@ -113,14 +118,44 @@ class Holds:
 
     def wait(self) -> bool:
         """For the heartbeat: waits until the next beat is due, or until something changed. True: it is due."""
-        shortest_ms = min((hold.lease_ms for hold in self.live()), default=None)
-        changed = self._changed.wait(None if shortest_ms is None else shortest_ms / 3000)
+        self._next_beat = inf  # first: a hold that is added from here on wakes us
+        shortest_s = min((hold.lease_ms / 3000 for hold in self.live()), default=None)
+        if shortest_s is not None:
+            self._next_beat = time.monotonic() + shortest_s
+        changed = self._changed.wait(shortest_s)
         self._changed.clear()
         return not changed
 
     def wake(self) -> None:
         """For the heartbeat: there is something to send."""
         self._changed.set()
+
+
+class Heart:
+    """The heartbeat's thread, started with the first hold."""
+
+    def __init__(self, holds: Holds, beat: Callable[[tuple[int, ...]], None]) -> None:
+        self._holds = holds
+        self._beat = beat
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Makes sure that it runs. Called by whoever reads: one thread at a time."""
+        if self._thread is None:
+            thread = threading.Thread(target=self._live, name="runstate-heartbeat", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:
+                return  # the interpreter is shutting down: the kernel will tell the daemon
+            self._thread = thread
+
+    def _live(self) -> None:
+        while True:
+            due = self._holds.wait()
+            self._beat(self._holds.tokens() if due else ())
+
+
+GRANTING = frozenset((wire.OnceGranted, wire.JobsGranted))  # the replies that bring holds
 
 
 def granted(

@@ -13,6 +13,7 @@ import threading
 from . import framing
 
 RECEIVE_BYTES = 256 * 1024
+_DONT_WAIT = socket.MSG_DONTWAIT
 WRITABLE_MS = 1_000  # between two looks whether a socket that takes nothing has been given up meanwhile
 
 
@@ -34,7 +35,10 @@ class Stream:
             self._unsent += data
             return True
         try:
-            sent = _send_some(self._socket, data)
+            try:
+                sent = self._socket.send(data, _DONT_WAIT)
+            except BlockingIOError:
+                sent = 0
             if sent < len(data):
                 self._unsent += data[sent:]
                 threading.Thread(target=self._flush, name="runstate-writer", daemon=True).start()
@@ -50,7 +54,7 @@ class Stream:
         """Sends if the socket takes it at once; without the lock, and without a word if not. For the end."""
         if not self._unsent:
             try:
-                self._socket.send(data, socket.MSG_DONTWAIT)
+                self._socket.send(data, _DONT_WAIT)
             except OSError:
                 pass  # the kernel tells the daemon anyway
 
@@ -93,19 +97,14 @@ class Stream:
                 if self.closed:
                     return
                 try:
-                    del self._unsent[: _send_some(self._socket, bytes(self._unsent[:RECEIVE_BYTES]))]
+                    del self._unsent[: self._socket.send(self._unsent[:RECEIVE_BYTES], _DONT_WAIT)]
+                except BlockingIOError:
+                    continue
                 except OSError:
                     self.cut()
                     return
                 if not self._unsent:
                     return
-
-
-def _send_some(connected: socket.socket, data: bytes) -> int:
-    try:
-        return connected.send(data, socket.MSG_DONTWAIT)
-    except BlockingIOError:
-        return 0
 
 
 def _readable(connected: socket.socket, timeout: float) -> bool:
