@@ -232,7 +232,7 @@ class Runstate:
         then waits up to 30 s for those that run."""
         if running_loop() is not None:
             raise errors.ConfigError("serve() would block the event loop of this thread: use `await aserve()`")
-        from .serve import serve  # brings asyncio, which plain callers of `once` do not need
+        from .serving import serve  # brings asyncio, which plain callers of `once` do not need
 
         serve(self, concurrency=concurrency, queues=queues, signal=signal)
 
@@ -244,7 +244,7 @@ class Runstate:
         signal: SupportsIsSet | None = None,
     ) -> None:
         """The same on the running event loop; cancelling the task drains, too."""
-        from .serve import aserve
+        from .serving import aserve
 
         await aserve(self, concurrency=concurrency, queues=queues, signal=signal)
 

@@ -1,4 +1,4 @@
-"""``queue``: work handed to worker processes. Producers call it like a function; see serve.py for the workers."""
+"""``queue``: work handed to worker processes. Producers call it like a function; see serving.py for the workers."""
 
 from __future__ import annotations
 
