@@ -11,7 +11,6 @@ Then nothing of the batch counts, in the file or in memory, and ``Lost`` names t
 
 import logging
 import sqlite3
-import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter_ns
@@ -20,7 +19,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from runstate import wire
-from runstated import dispatch
+from runstated import dispatch, replies
 from runstated.clock import Clock
 from runstated.domain import leases, runs, sessions
 from runstated.lines import Call, CallKey, Memory, Topic
@@ -30,8 +29,6 @@ from runstated.store.tx import Caller, Parked, Refusal, Tx, ValidationFailed
 log = logging.getLogger(__name__)
 
 BEHIND_MAX = 16
-_reply_to_text = msgspec.json.Encoder().encode
-_text_to_reply = msgspec.json.Decoder(wire.AnyReply).decode
 _no_caller = Caller()
 
 
@@ -39,12 +36,6 @@ class Deadlock(Refusal):
     """the wait would never end: it closes a circle of holds"""
 
     code = "DEADLOCK"
-
-
-class OtherRequest(Refusal):
-    """this request id was used for another request of the same session"""
-
-    code = "IDEMPOTENCY_CONFLICT"
 
 
 class Lost(Exception):
@@ -271,7 +262,7 @@ class Executor:
         if request.again:
             if ask.key in memory.calls:
                 return  # it still waits
-            kept = self._kept(tx, ask)
+            kept = replies.kept(tx, ask.key, request)
             if kept is not None:
                 memory.replies.append(([ask.key], kept))
                 return
@@ -297,6 +288,7 @@ class Executor:
                     late=answer.late,
                     lines=answer.lines,
                     signals=answer.signals,
+                    aside=answer.aside,
                 ),
             )
         else:
@@ -305,29 +297,7 @@ class Executor:
     def _answer(self, tx: Tx, key: CallKey, request: wire.Request[Any], answer: wire.Reply | Refusal) -> None:
         reply = answer.reply() if isinstance(answer, Refusal) else answer
         self.memory.replies.append(([key], reply))
-        if key[1] and request.replayed and reply.kept and reply != _no_jobs:
-            tx.run(
-                "INSERT INTO replies (session, request, fingerprint, reply)"
-                " VALUES (:session, :request, :fingerprint, :reply)",
-                session=key[0],
-                request=key[1],
-                fingerprint=_fingerprint(request),
-                reply=_reply_to_text(reply).decode(),
-            )
-
-    def _kept(self, tx: Tx, ask: Ask) -> wire.Reply | None:
-        """The reply this request got before. Its lease, if it has one, is alive: a dead one took the reply along."""
-        row = tx.one(
-            "SELECT fingerprint, reply FROM replies WHERE session = :session AND request = :request",
-            session=ask.session,
-            request=ask.request_id,
-        )
-        if row is None:
-            return None
-        if row[0] != _fingerprint(ask.request):
-            raise OtherRequest
-        reply: wire.Reply = _text_to_reply(row[1])
-        return reply
+        replies.keep(tx, key, request, reply)
 
     def _park(self, tx: Tx, call: Call) -> None:
         memory = self.memory
@@ -404,6 +374,7 @@ class Executor:
                 late=answer.late,
                 lines=answer.lines,
                 signals=answer.signals,
+                aside=answer.aside,
             ),
         )
 
@@ -424,12 +395,7 @@ class Executor:
             if memory.leave((entry.session, entry.request_id)) is None:
                 sessions.give_back(tx, entry.session, entry.request_id)
         elif isinstance(entry, Acked):
-            for request_id in entry.request_ids:
-                tx.run(
-                    "DELETE FROM replies WHERE session = :session AND request = :request",
-                    session=entry.session,
-                    request=request_id,
-                )
+            replies.forget(tx, entry.session, entry.request_ids)
 
     def _opened(self, tx: Tx, entry: Opened) -> None:
         row = entry.row
@@ -471,12 +437,17 @@ class Executor:
             memory.close(session)
         runs.tell_ended(tx, memory.subscribed())
         for call in sorted(memory.calls.values(), key=lambda call: call.place):
-            if memory.calls.get(call.key) is call and not (call.away and call.lines):
-                self._guarded(tx, call.key, lambda call=call: self._again(tx, call))
+            if memory.calls.get(call.key) is call:
+                self._guarded(tx, call.key, lambda call=call: self._reread_call(tx, call))
         memory.due(tx.now_ms)
 
-
-_no_jobs = wire.JobsGranted()
+    def _reread_call(self, tx: Tx, call: Call) -> None:
+        kept = replies.kept(tx, call.key, call.request)
+        if kept is not None:
+            self.memory.leave(call.key)
+            self.memory.replies.append(([call.key], kept))
+        elif not (call.away and call.lines):
+            self._again(tx, call)
 
 
 def unavailable(cause: object) -> wire.Error:
@@ -486,12 +457,3 @@ def unavailable(cause: object) -> wire.Error:
         message=f"the daemon cannot write to its database ({cause}); nothing was recorded",
         retryable=True,
     )
-
-
-def _fingerprint(request: wire.Request[Any]) -> str:
-    """Tells two requests apart, whatever a repeat says of the time that is left."""
-    if isinstance(request, wire.WaitingRequest):
-        request = msgspec.structs.replace(request, again=False, wait_ms=None, ticket=0)
-    elif request.again:
-        request = msgspec.structs.replace(request, again=False)
-    return f"{zlib.crc32(wire.encode(request)):08x}"

@@ -20,7 +20,6 @@ import signal
 import socket
 import stat
 import sys
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +28,7 @@ from typing import Any
 import runstate
 from runstate import paths, presence
 from runstated import lockfile, notify, settings
+from runstated.clock import Clock
 from runstated.settings import Settings
 
 log = logging.getLogger("runstated")
@@ -101,7 +101,6 @@ class Service:
 
     async def start(self) -> None:
         # Imported here, so that a refused second daemon and `--help` do not pay for the engine.
-        from runstated.clock import Clock
         from runstated.engine import Engine
         from runstated.server import Server
         from runstated.store import sqlite
@@ -274,7 +273,7 @@ def _lock_info(config: Settings, foreground: bool) -> presence.LockInfo:
     return presence.LockInfo(
         pid=os.getpid(),
         version=runstate.__version__,
-        started=time.time(),
+        started=Clock().wall_ms() / 1000,
         log="" if foreground else str(config.log),
     )
 

@@ -36,6 +36,7 @@ SLICE = 1_000  # replies sent in one turn of the loop, so that 10^5 waiters of o
 OVERSLEPT_MS = 1_000  # a batch longer than this is time in which no beat was heard
 RETRY_S_MIN = 0.5  # how soon the daemon's own entries are tried again after a failed batch ...
 RETRY_S_MAX = 5.0  # ... doubling up to this
+QUIET_MS = 60_000  # trouble that comes and goes (a disk with room for some writes) is logged once in this time
 
 
 class Outbox(Protocol):
@@ -64,6 +65,8 @@ class Engine:
         self._alone: list[list[Entry]] = []  # batches to run again by themselves
         self._kept: list[Entry] = []  # the daemon's own, waiting for a disk that works again
         self._retry_timer: asyncio.TimerHandle | None = None
+        self._told_of_trouble = False
+        self._quiet_until_ms = clock.steady_ms()
         self._checkpointing = False
         self._looks: list[Callable[[], None]] = []  # for when no batch changes the memory
         self._tick_wanted = False
@@ -278,7 +281,9 @@ class Engine:
             self._checkpointing = True
             self._spawn(self._checkpoint())
         if self.trouble is not None:
-            log.warning("writes work again")
+            if self._told_of_trouble:
+                log.warning("writes work again")
+                self._quiet_until_ms = self.clock.steady_ms() + QUIET_MS
             self.trouble = None
             self._retry_s = RETRY_S_MIN
             self.clock.thaw()
@@ -288,6 +293,12 @@ class Engine:
 
     async def _lost(self, entries: list[Entry], lost: Lost) -> None:
         """Nothing of the batch counts. Who is at fault is refused; the others are run again, or told to retry."""
+        if self.trouble is None:
+            self.clock.freeze()
+            self._told_of_trouble = self.clock.steady_ms() >= self._quiet_until_ms
+            if self._told_of_trouble:
+                log.error("writes fail: %s", lost.cause)
+        self.trouble = str(lost.cause)
         if lost.index is not None:
             # One statement ended the transaction: those before it are run again in a batch of their own.
             before, fault, after = entries[: lost.index], entries[lost.index], entries[lost.index + 1 :]
@@ -300,10 +311,6 @@ class Engine:
             self._kept = [Reread(), *(entry for entry in self._kept if not isinstance(entry, Reread))]
             self._cache = Cache()
             await self.store.reopen()
-        if self.trouble is None:
-            self.clock.freeze()
-            log.error("writes fail: %s", lost.cause)
-        self.trouble = str(lost.cause)
 
     def _refuse(self, entries: list[Entry], lost: Lost) -> None:
         error = wire.encode(unavailable(lost.cause))

@@ -53,7 +53,7 @@ class _Asks(Protocol):
 @dataclass(slots=True, eq=False)
 class Call:
     """A request that waits. ``until``: on the lease clock, None for ever. ``away``: its session has lost its
-    connection; it keeps its place and is passed over."""
+    connection; it keeps its place and is passed over. ``aside``: see ``tx.Parked``."""
 
     session: str
     space: str
@@ -66,6 +66,7 @@ class Call:
     late: wire.Reply
     lines: tuple[Topic, ...]
     signals: tuple[Topic, ...]
+    aside: bool = False
     away: bool = False
 
     @property
@@ -105,6 +106,7 @@ class Memory:
     forgotten_runs: list[str] = field(default_factory=list)
     due_ms: int | None = None
     _lines: dict[Topic, list[tuple[int, int, CallKey]]] = field(default_factory=dict)
+    _aside: dict[Topic, dict[CallKey, None]] = field(default_factory=dict)
     _signals: dict[Topic, dict[CallKey, None]] = field(default_factory=dict)
     _subscribers: dict[Topic, dict[str, None]] = field(default_factory=dict)
     _subscriptions: dict[str, dict[Topic, None]] = field(default_factory=dict)
@@ -203,9 +205,8 @@ class Memory:
         """``call`` has come to stand before others. What they had set aside for themselves may be its now, and then
         they must not hold up other lines any more."""
         for line in lines:
-            places = self._lines[line]
-            for _, _, key in places[bisect_left(places, call.place) + 1 :]:
-                if len(self.calls[key].lines) > 1:
+            for key in self._aside.get(line, ()):
+                if self.calls[key].place > call.place:
                     self.overtaken[key] = None
 
     def leave(self, key: CallKey) -> Call | None:
@@ -222,6 +223,8 @@ class Memory:
         self._by_session.setdefault(call.session, {})[key] = None
         for line in call.lines:
             insort(self._lines.setdefault(line, []), call.place)
+            if call.aside:
+                self._aside.setdefault(line, {})[key] = None
         for signal in call.signals:
             self._signals.setdefault(signal, {})[key] = None
         for token in call.request.within:
@@ -245,6 +248,7 @@ class Memory:
             del places[bisect_left(places, call.place)]
             if not places:
                 del self._lines[line]
+            _discard(self._aside, line, key)
         for signal in call.signals:
             _discard(self._signals, signal, key)
         for token in call.request.within:

@@ -48,6 +48,8 @@ class Server:
         """Accepts nobody any more, tells the clients to reconnect, waits until all that was submitted is committed."""
         if self._server is not None:
             self._server.close()
+        for connection in self.connections:
+            connection.stop_reading()  # what comes from now on is for the next daemon: there must be an end to it
         self.sessions.drain()
         await self.engine.settle()
         self.all_gone.clear()
@@ -139,8 +141,11 @@ class Connection(asyncio.Protocol):
                 self._fail(request_id, "VALIDATION_FAILED", "the first frame must be a hello")
         elif kind in _OF_THE_CONNECTION:
             self._connection_verb(request_id, request)
-        else:
+        elif request_id or not isinstance(request, wire.WaitingRequest):
             self._engine.ask(self._session, self._space, request_id, request)
+        else:
+            log.info("process %d sent a request that may wait under id 0", self._pid)
+            self._error(0, "VALIDATION_FAILED", "a request that may wait needs an id of its own")
 
     def _connection_verb(self, request_id: int, request: wire.Request[Any]) -> None:
         assert self._session is not None, "only after the hello"
@@ -212,6 +217,10 @@ class Connection(asyncio.Protocol):
         """Closes the connection, once what was sent is on its way."""
         if self._transport is not None:
             self._transport.close()
+
+    def stop_reading(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
 
     def _error(self, request_id: int, code: str, message: str) -> None:
         self.send(request_id, wire.encode(wire.Error(code=code, message=message)))

@@ -14,7 +14,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -33,14 +33,24 @@ INSTANCE = "test"
 TICKS_MAX = 10_000  # more of them without time passing is a tick that never gets done
 
 
-class Connection(sqlite3.Connection):
-    """Remembers the statements it was given, as they were written."""
+def nothing(sql: str) -> None:
+    """No fault."""
 
-    statements: set[str]
+
+class Connection(sqlite3.Connection):
+    """Remembers the statements it was given, as they were written. ``before`` and ``after`` see each of them and may
+    raise instead of the database."""
+
+    statements: ClassVar[set[str]] = set()
+    before: Callable[[str], None] = staticmethod(nothing)
+    after: Callable[[str], None] = staticmethod(nothing)
 
     def execute(self, sql: str, *parameters: Any) -> sqlite3.Cursor:  # type: ignore[override]
-        self.__dict__.setdefault("statements", set()).add(sql)
-        return super().execute(sql, *parameters)
+        self.statements.add(sql)
+        self.before(sql)
+        cursor = super().execute(sql, *parameters)
+        self.after(sql)
+        return cursor
 
 
 class Request:
@@ -163,7 +173,7 @@ class Harness:
 
     def __init__(self, path: str | Path = ":memory:") -> None:
         self.clock = ManualClock()
-        self.connection: Any = sqlite3.connect(path, isolation_level=None, factory=Connection)
+        self.connection: Any = sqlite3.connect(path, isolation_level=None, cached_statements=512, factory=Connection)
         schema.migrate(self.connection)
         self.clients: dict[str, Client] = {}
         self.cache = Cache()
@@ -369,7 +379,7 @@ def snapshot(memory: Memory) -> dict[str, Any]:
         "lines": {line: list(places) for line, places in memory._lines.items()},
         **{
             name: {key: set(members) for key, members in getattr(memory, name).items()}
-            for name in ("_signals", "_subscribers", "_subscriptions", "_held", "_inside", "_by_session")
+            for name in ("_aside", "_signals", "_subscribers", "_subscriptions", "_held", "_inside", "_by_session")
         },
     }
 
@@ -377,6 +387,7 @@ def snapshot(memory: Memory) -> dict[str, Any]:
 def check_memory(memory: Memory) -> None:
     """The indexes say the same as the calls and holds they are made from, and keep nothing else."""
     lines: dict[Any, list[Any]] = {}
+    aside: dict[Any, set[Any]] = {}
     signals: dict[Any, set[Any]] = {}
     inside: dict[int, set[Any]] = {}
     by_session: dict[str, set[Any]] = {}
@@ -387,11 +398,14 @@ def check_memory(memory: Memory) -> None:
         assert call.away == memory.sessions[call.session]
         for line in call.lines:
             lines.setdefault(line, []).append(call.place)
+            if call.aside:
+                aside.setdefault(line, set()).add(key)
         for signal in call.signals:
             signals.setdefault(signal, set()).add(key)
         for token in call.request.within:
             inside.setdefault(token, set()).add(key)
     assert memory._lines == {line: sorted(places) for line, places in lines.items()}
+    assert _as_sets(memory._aside) == aside
     assert _as_sets(memory._signals) == signals
     assert _as_sets(memory._inside) == inside
     assert _as_sets(memory._by_session) == by_session

@@ -30,7 +30,6 @@ FILE_LINES_MAX = 500
 
 LONG_FILES = {
     "client/runstate/wire.py": 700,  # every message, in one place by design
-    "client/runstate/connection.py": 640,  # one lock guards all of it
 }
 LONG_FUNCTIONS: dict[str, int] = {}
 
@@ -40,7 +39,6 @@ CLOCK_READERS = {
     "runstated/clock.py": "it is the clock",
     "runstated/batch.py": "perf_counter: bounds the length of a batch, no rule depends on it",
     "runstated/main.py": "the command, not the daemon: how long it waits, what it shows",
-    "runstated/daemon.py": "when it started, for display in the lock file",
 }
 
 DOMAIN_MAY_IMPORT = {"runstate.wire", "runstated.store.tx", "runstated.lines"}

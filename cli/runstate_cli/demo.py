@@ -225,7 +225,7 @@ def _report(facts: Facts, took_s: float) -> None:
         render.Column("FOUND", right=True),
         render.Column("RIGHT IS", True),
     ]
-    render.console().print(render.table(columns, demo_facts.rows(facts)))
+    render.show(render.table(columns, demo_facts.rows(facts), render.width()))
     click.echo()
     sentences = demo_facts.wrong(facts)
     for sentence in sentences:

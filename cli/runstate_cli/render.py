@@ -1,23 +1,31 @@
 """How the commands show things: tables for people, one JSON object for programs.
 
-Pure, except that ``console`` looks at the terminal. Rules for what is shown to people: times are relative; whatever
-comes from other processes (labels, command lines, names) is cleaned of control characters, so that nobody's command
-line can write to somebody else's terminal; long once keys are shortened. JSON is never cleaned and never shortened.
+Pure, except that ``show`` and ``width`` look at the terminal. Rules for what is shown to people: times are relative;
+whatever comes from other processes (labels, command lines, names) is cleaned of control characters, so that nobody's
+command line can write to somebody else's terminal; long once keys are shortened. JSON is never cleaned or shortened.
+
+The tables are made here because importing rich takes longer (90 ms) than all else that `runstate status` does; the live
+view of --watch is rich's.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from itertools import zip_longest
+from typing import Any, NamedTuple
+from unicodedata import combining, east_asian_width
 
-if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
-    from rich.table import Table
+import click
 
 NOTHING = "-"
+CUT_OFF = "~"
+GAP = "  "
+COLUMNS = 80  # of what is no terminal
+COLUMN_MIN = 8  # narrower columns cannot be read
 KEY_CHARACTERS = 8  # of the hash in a shortened once key: enough to tell the keys of one screen apart
 
 _HASHED_KEY = re.compile(r"(?s)(.*:)([0-9a-f]{32})")
@@ -64,7 +72,7 @@ def count(number: int, noun: str) -> str:
 def short_key(key: str) -> str:
     """A once key or a job's key with its hash cut to what people can compare."""
     match = _HASHED_KEY.fullmatch(key)
-    return f"{match[1]}{match[2][:KEY_CHARACTERS]}~" if match else key
+    return f"{match[1]}{match[2][:KEY_CHARACTERS]}{CUT_OFF}" if match else key
 
 
 def clean(text: str) -> str:
@@ -92,62 +100,116 @@ def plain(value: Any) -> Any:
     return value
 
 
+# ---------------------------------------------------------------------------------------------------- lines
+
+
+class Line(NamedTuple):
+    """A line of output, clean. ``style``: "", "bold", "dim", "yellow" or "red"."""
+
+    text: str
+    style: str = ""
+
+
+def line(text: str, style: str = "") -> Line:
+    """A line, cleaned."""
+    return Line(clean(text), style)
+
+
+def show(lines: Iterable[Line]) -> None:
+    """Prints to standard output: with styles on a terminal that wants them, plainly everywhere else."""
+    if sys.stdout.encoding and not sys.stdout.encoding.lower().startswith("utf"):
+        reconfigure = getattr(sys.stdout, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="replace")  # a name in other letters must not end the command
+    styled = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    for text, style in lines:
+        click.echo(click.style(text, **_CLICK_STYLES[style]) if styled and style else text)
+
+
+_CLICK_STYLES: dict[str, dict[str, Any]] = {
+    "bold": {"bold": True},
+    "dim": {"dim": True},
+    "yellow": {"fg": "yellow"},
+    "red": {"fg": "red"},
+}
+
+
+def width() -> int:
+    """The columns of the terminal; 80 (or COLUMNS) where there is none."""
+    return shutil.get_terminal_size((COLUMNS, 24)).columns
+
+
 # ---------------------------------------------------------------------------------------------------- tables
 
 
 class Column(NamedTuple):
-    """``cut``: a long value is cut off at the table's edge instead of going on in the next line."""
+    """``right``: numbers, never shortened. ``cut``: a long value is cut off instead of going on in the next line."""
 
     title: str
     right: bool = False
     cut: bool = False
 
 
-def console() -> Console:
-    """Standard output: styled on a terminal that wants it, plain text of 80 columns (or COLUMNS) in a pipe."""
-    from rich.console import Console
-
-    if sys.stdout.encoding and not sys.stdout.encoding.lower().startswith("utf"):
-        _replace_what_cannot_be_shown()
-    options: dict[str, Any] = {"highlight": False, "markup": False, "emoji": False}
-    if os.environ.get("NO_COLOR"):
-        options["color_system"] = None  # rich alone would still send bold and dim
-    return Console(**options)
-
-
-def _replace_what_cannot_be_shown() -> None:
-    reconfigure = getattr(sys.stdout, "reconfigure", None)
-    if reconfigure is not None:
-        reconfigure(errors="replace")
-
-
-def table(columns: Sequence[str | Column], rows: Iterable[Sequence[str | int]]) -> Table:
-    """A table without lines that fits its width by folding."""
-    from rich.table import Table
-    from rich.text import Text
-
-    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    cells: list[dict[str, Any]] = []
-    for named in columns:
-        column = Column(named) if isinstance(named, str) else named
-        # Of a column that may not wrap, rich takes nothing away until all others are gone: only numbers are such
-        # columns. A cut column may wrap, and its cells do not.
-        made.add_column(column.title, justify="right" if column.right else "left", no_wrap=column.right)
-        cells.append({"no_wrap": column.cut, "overflow": "ellipsis" if column.cut else "fold"})
-    for row in rows:
-        made.add_row(*(Text(clean(str(cell)), **how) for cell, how in zip(row, cells, strict=True)))
+def table(columns: Sequence[str | Column], rows: Iterable[Sequence[str | int]], room: int) -> list[Line]:
+    """A table without rules, ``room`` columns wide at most as long as its numbers fit."""
+    heads = [Column(named) if isinstance(named, str) else named for named in columns]
+    cells = [[clean(str(cell)) for cell in row] for row in rows]
+    natural = [
+        max(columns_of(cell) for cell in (head.title, *values))
+        for head, values in zip(heads, zip(*cells, strict=True) if cells else [()] * len(heads), strict=True)
+    ]
+    widths = _widths(natural, [index for index, head in enumerate(heads) if not head.right], room)
+    made = [Line(_row([head.title for head in heads], heads, widths), "dim")]
+    for row in cells:
+        folded = [_fold(cell, wide, cut=head.cut) for cell, head, wide in zip(row, heads, widths, strict=True)]
+        made += [Line(_row(parts, heads, widths)) for parts in zip_longest(*folded, fillvalue="")]
     return made
 
 
-def title(text: str) -> RenderableType:
-    """The line above a table."""
-    from rich.text import Text
+def columns_of(text: str) -> int:
+    """How many columns of a terminal a text takes: Chinese letters take two, combining accents none."""
+    if text.isascii():
+        return len(text)
+    return sum(0 if combining(each) else 1 + (east_asian_width(each) in "WF") for each in text)
 
-    return Text(text, style="bold")
+
+def _widths(natural: Sequence[int], shrinking: Sequence[int], room: int) -> list[int]:
+    """The natural widths, or less: the widest gives way first."""
+    room -= len(GAP) * (len(natural) - 1)
+    widths = [min(wide, max(room, COLUMN_MIN)) for wide in natural]
+    while sum(widths) > room:
+        widest = max(shrinking, key=widths.__getitem__, default=None)
+        if widest is None or widths[widest] <= COLUMN_MIN:
+            break
+        widths[widest] -= 1
+    return widths
 
 
-def line(text: str, style: str = "") -> RenderableType:
-    """A line of its own, cleaned."""
-    from rich.text import Text
+def _row(parts: Sequence[str], heads: Sequence[Column], widths: Sequence[int]) -> str:
+    padded = []
+    for part, head, wide in zip(parts, heads, widths, strict=True):
+        space = " " * (wide - columns_of(part))
+        padded.append(space + part if head.right else part + space)
+    return GAP.join(padded).rstrip()
 
-    return Text(clean(text), style=style)
+
+def _fold(text: str, room: int, *, cut: bool) -> list[str]:
+    """The text in lines of at most ``room`` columns, broken at spaces where there are some; or its start."""
+    lines: list[str] = []
+    while columns_of(text) > room:
+        if cut:
+            return [text[: _fitting(text, room - 1)] + CUT_OFF]
+        end = _fitting(text, room)
+        space = text.rfind(" ", 1, end + 1)
+        end = space if space > 0 else end
+        lines.append(text[:end].rstrip())
+        text = text[end:].lstrip()
+    return [*lines, text]
+
+
+def _fitting(text: str, room: int) -> int:
+    """How many characters of the text fit, at least one."""
+    for end in range(1, len(text)):
+        if columns_of(text[: end + 1]) > room:
+            return end
+    return len(text)

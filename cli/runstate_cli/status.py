@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from typing import TYPE_CHECKING
@@ -12,13 +13,16 @@ from . import render
 from .render import Column
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
-    from rich.console import RenderableType
+    from rich.text import Text
 
     from runstate import wire
 
     from .look import Onlooker
+
+    Columns = list[str | Column]
+    Table = tuple[Columns, list[tuple[str | int, ...]]]
 
 REFRESH_S = 1.0
 LIMIT = 200
@@ -78,7 +82,7 @@ def _show(view: wire.StatusView, *, as_json: bool) -> None:
     if as_json:
         click.echo(render.json(view), nl=False)
     else:
-        render.console().print(picture(view))
+        render.show(picture(view, render.width()))
 
 
 # ---------------------------------------------------------------------------------------------------- --watch
@@ -107,19 +111,28 @@ def _watch_in_lines(onlooker: Onlooker, limit: int, view: wire.StatusView, *, as
 
 
 def _watch_live(onlooker: Onlooker, limit: int, view: wire.StatusView) -> None:
+    from rich.console import Console
     from rich.live import Live
 
-    live = Live(picture(view), console=render.console(), screen=True, auto_refresh=False)
+    # rich alone would still send bold and dim with NO_COLOR
+    console = Console(color_system=None if os.environ.get("NO_COLOR") else "auto")
+    live = Live(_live(picture(view, console.width)), console=console, screen=True, auto_refresh=False)
     try:  # not `with`: Ctrl-C may come while it is entered, and the terminal must be given back all the same
         live.start(refresh=True)
         _look_again(
             onlooker,
             limit,
-            lambda view: live.update(picture(view), refresh=True),
-            lambda message: live.update(render.line(f"{message} (looking again every second)"), refresh=True),
+            lambda view: live.update(_live(picture(view, console.width)), refresh=True),
+            lambda message: live.update(_live([render.line(f"{message}; looking again ...")]), refresh=True),
         )
     finally:
         live.stop()
+
+
+def _live(lines: Iterable[render.Line]) -> Text:
+    from rich.text import Text
+
+    return Text("\n").join(Text(text, style) for text, style in lines)
 
 
 def _look_again(
@@ -139,38 +152,36 @@ def _look_again(
 # ---------------------------------------------------------------------------------------------------- the picture
 
 
-def picture(view: wire.StatusView) -> RenderableType:
-    """Everything, as tables. Pure: "now" is the daemon's."""
-    from rich.console import Group
-
+def picture(view: wire.StatusView, room: int) -> list[render.Line]:
+    """Everything, in ``room`` columns. Pure: "now" is the daemon's."""
     now_ms = view.daemon.now_ms if view.daemon else 0
     names = {run.run: run.name or run.run for run in view.runs}
-    parts: list[RenderableType] = [*_daemon(view)]
+    lines = [*_daemon(view)]
     held = _held(view)
-    for heading, entries, made in (
+    for heading, entries, (columns, rows) in (
         ("Active runs", view.runs, _runs(view.runs, now_ms)),
         ("Workers", view.workers, _workers(view.workers)),
-        ("Held", held, _holdings(held, now_ms)),
+        ("Held", held, _holdings(held, names, now_ms)),
         ("Waiting", view.waits, _waits(view.waits, names, now_ms)),
         ("Queues", view.queues, _queues(view.queues)),
     ):
-        parts += [render.line(""), render.title(f"{heading}: {len(entries) or 'none'}")]
+        lines += [render.line(""), render.line(f"{heading}: {len(entries) or 'none'}", "bold")]
         if entries:
-            parts.append(made)
+            lines += render.table(columns, rows, room)
     if view.more:
         cut = ", ".join(view.more)
-        parts += [render.line(""), render.line(f"There are more {cut} than shown: see --limit.", "yellow")]
-    return Group(*parts)
+        lines += [render.line(""), render.line(f"There are more {cut} than shown: see --limit.", "yellow")]
+    return lines
 
 
-def _daemon(view: wire.StatusView) -> Iterable[RenderableType]:
+def _daemon(view: wire.StatusView) -> Iterable[render.Line]:
     import runstate
 
     daemon = view.daemon
     if daemon is None:
         yield render.line("runstated says nothing of itself", "yellow")
         return
-    yield render.title(f"runstated {daemon.version}, pid {daemon.pid}, up {render.duration(_age_ms(daemon))}")
+    yield render.line(f"runstated {daemon.version}, pid {daemon.pid}, up {render.duration(_age_ms(daemon))}", "bold")
     database = f"{render.size(daemon.database_bytes)}, write-ahead log {render.size(daemon.wal_bytes)}"
     for name, value in (
         ("socket", daemon.socket),
@@ -192,84 +203,74 @@ def _age_ms(daemon: wire.DaemonView) -> int:
     return daemon.now_ms - daemon.started_ms
 
 
-def _runs(runs: Iterable[wire.RunView], now_ms: int) -> RenderableType:
-    columns: list[str | Column] = ["NAME", "ID", "STARTED", "DEADLINE", "PART OF"]
-    return render.table(
-        columns,
+def _runs(runs: Iterable[wire.RunView], now_ms: int) -> Table:
+    columns: Columns = ["NAME", "ID", "STARTED", "DEADLINE", "PART OF"]
+    return columns, [
         (
-            (
-                run.name or render.NOTHING,
-                run.run,
-                render.ago(run.created_ms, now_ms),
-                render.ahead(run.deadline_ms, now_ms),
-                run.parent or render.NOTHING,
-            )
-            for run in runs
-        ),
-    )
+            run.name or render.NOTHING,
+            run.run,
+            render.ago(run.created_ms, now_ms),
+            render.ahead(run.deadline_ms, now_ms),
+            run.parent or render.NOTHING,
+        )
+        for run in runs
+    ]
 
 
-def _workers(workers: Iterable[wire.WorkerView]) -> RenderableType:
-    columns: list[str | Column] = [
+def _workers(workers: Iterable[wire.WorkerView]) -> Table:
+    columns: Columns = [
         "WORKER",
         Column("PID", right=True),
         "STATE",
         Column("HOLDS", right=True),
         Column("COMMAND", cut=True),
     ]
-    return render.table(
-        columns,
+    return columns, [
         (
-            (
-                worker.worker,
-                worker.pid,
-                "connected" if worker.connected else "away",
-                len(worker.holdings),
-                worker.command,
-            )
-            for worker in workers
-        ),
-    )
+            worker.worker,
+            worker.pid,
+            "connected" if worker.connected else "away",
+            len(worker.holdings),
+            worker.command,
+        )
+        for worker in workers
+    ]
 
 
 def _held(view: wire.StatusView) -> list[tuple[wire.WorkerView, wire.Holding]]:
     return [(worker, holding) for worker in view.workers for holding in worker.holdings]
 
 
-def _holdings(held: Iterable[tuple[wire.WorkerView, wire.Holding]], now_ms: int) -> RenderableType:
-    columns: list[str | Column] = ["WHAT", "RUN", "BY", "SINCE", "UNTIL"]
-    return render.table(
-        columns,
+def _holdings(
+    held: Iterable[tuple[wire.WorkerView, wire.Holding]], names: Mapping[str, str], now_ms: int
+) -> Table:
+    columns: Columns = ["WHAT", "RUN", "BY", "SINCE", "UNTIL"]
+    return columns, [
         (
-            (
-                f"{holding.kind} {render.short_key(holding.name)}",
-                holding.run or render.NOTHING,
-                _who(worker.worker, worker.pid),
-                render.ago(holding.since_ms, now_ms),
-                render.ahead(holding.until_ms, now_ms),
-            )
-            for worker, holding in held
-        ),
-    )
+            f"{holding.kind} {render.short_key(holding.name)}",
+            names.get(holding.run or "", holding.run or render.NOTHING),
+            _who(worker.worker, worker.pid),
+            render.ago(holding.since_ms, now_ms),
+            render.ahead(holding.until_ms, now_ms),
+        )
+        for worker, holding in held
+    ]
 
 
-def _waits(waits: Iterable[wire.WaitView], names: dict[str, str], now_ms: int) -> RenderableType:
-    columns: list[str | Column] = ["WHO", "WAITS FOR", "RUN", "SINCE", "UNTIL", Column("AHEAD", right=True), "BEHIND"]
-    return render.table(
-        columns,
+def _waits(waits: Iterable[wire.WaitView], names: dict[str, str], now_ms: int) -> Table:
+    columns: Columns = ["WHO", "WAITS FOR", "RUN", "SINCE", "UNTIL", Column("AHEAD", right=True), "BEHIND"]
+    return columns, [
         (
-            (
-                _who(wait.worker, wait.pid),
-                _what(wait),
-                names.get(wait.run or "", wait.run or render.NOTHING),
-                render.ago(wait.since_ms, now_ms),
-                render.ahead(wait.until_ms, now_ms),
-                wait.ahead,
-                ", ".join(_OWN_PID.sub(r"\1", holder) for holder in wait.behind) or render.NOTHING,
-            )
-            for wait in waits
-        ),
-    )
+            _who(wait.worker, wait.pid),
+            _what(wait),
+            names.get(wait.run or "", wait.run or render.NOTHING),
+            render.ago(wait.since_ms, now_ms),
+            render.ahead(wait.until_ms, now_ms),
+            wait.ahead,
+            ", ".join(_OWN_PID.sub(r"\1", holder) for holder in wait.behind) or render.NOTHING,
+        )
+        for wait in waits
+    ]
 
 
 def _what(wait: wire.WaitView) -> str:
@@ -283,12 +284,11 @@ def _who(worker: str, pid: int) -> str:
     return worker if worker.endswith(f"-{pid}") else f"{worker} ({pid})"
 
 
-def _queues(queues: Iterable[wire.QueueView]) -> RenderableType:
+def _queues(queues: Iterable[wire.QueueView]) -> Table:
     found = list(queues)
     seen = {state for queue in found for state in queue.counts}
     states = [*QUEUE_STATES, *sorted(seen.difference(QUEUE_STATES))]
-    columns: list[str | Column] = ["QUEUE", *(Column(state.upper(), right=True) for state in [*states, "attempts"])]
-    return render.table(
-        columns,
-        ((queue.queue, *(queue.counts.get(state, 0) for state in states), queue.attempts) for queue in found),
-    )
+    columns: Columns = ["QUEUE", *(Column(state.upper(), right=True) for state in [*states, "attempts"])]
+    return columns, [
+        (queue.queue, *(queue.counts.get(state, 0) for state in states), queue.attempts) for queue in found
+    ]

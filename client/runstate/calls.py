@@ -91,9 +91,10 @@ class Call:
         """Hands the outcome to the caller; the first one counts."""
         if self._done:
             return
-        self._done = True
+        # In this order: an interrupt in between leaves a call that can be finished once more.
         self.answer, self.error = answer, error
         self._wake()
+        self._done = True
 
     def outcome(self) -> Answer[Any]:
         """The answer, once the caller was woken. Raises what the call failed with."""
@@ -114,7 +115,10 @@ class Gate:
         self._lock.acquire()
 
     def open(self) -> None:
-        self._lock.release()
+        try:
+            self._lock.release()
+        except RuntimeError:
+            pass  # it is open
 
     def wait(self, timeout: float | None) -> bool:
         """Whether it was opened in time."""

@@ -15,7 +15,7 @@ from .signals import SupportsIsSet, running_loop
 from .steps import adrive, drive
 
 if TYPE_CHECKING:
-    from .connection import Address, Connection
+    from .connection import Address, Connection, RunWatch
     from .results import RunContext
     from .units import Duration
 
@@ -23,6 +23,7 @@ DEFAULT_RUN = "default"
 DEFAULT_SPACE = "default"
 TIMEOUT = "30s"
 RETRIES = 3
+LABEL_MAX = 512  # characters of a worker's label or a key, as the wire allows
 OPTIONS = ("api_key", "space_id", "base_url", "run", "worker", "timeout", "retries")
 
 
@@ -32,21 +33,27 @@ class Core:
     def __init__(self, options: dict[str, Any]) -> None:
         self.options = options
         self.queues: list[Queue] = []
-        self._connection: Connection | None = None
+        self._made: dict[str, Connection] = {}  # at most one, under "connection"
+        self._watches: list[RunWatch] = []  # of the session before the last ``configure``
 
     def connection(self) -> Connection:
         """The session, made at first use. Raises ConfigError for settings that cannot be used."""
-        if self._connection is None:
+        found = self._made.get("connection")
+        if found is None:
             from .connection import Connection  # what it brings takes as long to import as all the rest
 
-            self._connection = Connection(self._address())
-        return self._connection
+            # One atomic step: threads that come at once must not each get a session of their own.
+            found = self._made.setdefault("connection", Connection(self._address()))
+            found.watch_all(self._watches)
+            self._watches.clear()
+        return found
 
     def configure(self, options: dict[str, Any]) -> None:
         """Merges options; the next call starts a session of its own."""
         self.options = {**self.options, **options}
-        connection, self._connection = self._connection, None
-        if connection is not None:
+        made, self._made = self._made, {}
+        for connection in made.values():
+            self._watches += connection.watches
             connection.retire()
 
     def setting(self, option: str, variable: str | None) -> str | None:
@@ -70,20 +77,21 @@ class Core:
                 )
             if url.startswith("tcp://") and key is None:
                 raise errors.ConfigError("over TCP a key is needed: set RUNSTATE_API_KEY or api_key")
+        space = self.setting("space_id", "RUNSTATE_SPACE_ID") or DEFAULT_SPACE
+        worker = self.setting("worker", None)
         timeout = self.options.get("timeout")
         retries = self.options.get("retries")
         return Address(
             url=url,
-            space=self.setting("space_id", "RUNSTATE_SPACE_ID") or DEFAULT_SPACE,
-            key=key,
-            worker=self.setting("worker", None),
+            space=units.name(space, "space_id"),
+            key=None if key is None else units.text(key, "api_key", LABEL_MAX),
+            worker=None if worker is None else units.text(worker, "worker", LABEL_MAX),
             timeout_s=units.milliseconds(TIMEOUT if timeout is None else timeout, "timeout") / 1000,
             retries=units.whole(RETRIES if retries is None else retries, "retries", 0),
         )
 
     def __del__(self) -> None:
-        connection = self._connection
-        if connection is not None:
+        for connection in self._made.values():
             connection.retire()
 
 

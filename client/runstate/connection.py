@@ -16,10 +16,12 @@ from __future__ import annotations
 import atexit
 import itertools
 import os
+import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -40,15 +42,17 @@ R = TypeVar("R")
 RETRY_S_MIN = 0.02  # between two attempts to reach a daemon that was there a moment ago ...
 RETRY_S_MAX = 0.25  # ... doubling up to this
 THREAD = object()  # the reader thread has the turn
+RECENT_MAX = 256  # one-way messages kept to be sent again on the next connection
 _NO_HOLDS: dict[int, Hold] = {}
 
 
 class RunWatch:
-    """A run that this session has joined: told when it ends."""
+    """A run that this session has joined: told when it ends. ``is_owned``: it ends with this session."""
 
-    def __init__(self, run: str, ended: Callable[[errors.StoppedError], None]) -> None:
+    def __init__(self, run: str, ended: Callable[[errors.StoppedError], None], *, is_owned: bool = False) -> None:
         self.run = run
         self.ended = ended
+        self.is_owned = is_owned
 
 
 class Connection:
@@ -65,14 +69,19 @@ class Connection:
         self.pid = os.getpid()
         self.session = os.urandom(8).hex()
         self.holds = Holds()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # never entered twice: see ``_check``
         self._stream: Stream | None = None
         self._was_lost = False  # with something open: worth trying for longer to get it back
         self._turn: object = None
+        self._turn_of = 0  # the thread of the caller that has the turn
+        self._is_retired = False
+        self._owes = False  # something of ``_recent`` could not be sent
+        self._recent: deque[bytes] = deque(maxlen=RECENT_MAX)
         self._ids = itertools.count(1)
         self._calls: dict[int, Call] = {}
         self._acks: list[int] = []
         self._runs: weakref.WeakValueDictionary[str, RunWatch] = weakref.WeakValueDictionary()
+        self._owned: weakref.WeakSet[RunWatch] = weakref.WeakSet()
         self._reader: Gate | None = None  # opened when the reader thread is to take the turn
         self._heart = Heart(self.holds, self._beat)
 
@@ -85,26 +94,26 @@ class Connection:
         answer, and whatever interrupts the wait; then the daemon is told that nobody waits any more.
         """
         patience = self._patience(request)
-        before: Call | None = None
-        for pause in self._pauses:
-            gate = Gate()
-            call = self._new_call(request, gate.open, running_loop(), before)
-            call.blocking = True
-            try:
+        call: Call | None = None
+        try:
+            for pause in self._pauses:
+                gate = Gate()
+                call = self._new_call(request, gate.open, running_loop(), call)
+                call.blocking = True
                 if self._start(call):
                     self._read_for(call, patience)
                 if not gate.wait(patience):
                     raise self._no_answer(request)
-            except BaseException:
+                try:
+                    return call.outcome()
+                except errors.UnavailableError as error:
+                    if pause is None or not error.may_retry:
+                        raise
+                time.sleep(pause)
+        except BaseException:
+            if call is not None:
                 self._abandon(call)
-                raise
-            try:
-                return call.outcome()
-            except errors.UnavailableError as error:
-                if pause is None or not error.may_retry:
-                    raise
-            before = call
-            time.sleep(pause)
+            raise
         raise AssertionError("the last try returns or raises")
 
     async def acall(self, request: wire.Request[R]) -> Answer[R]:
@@ -113,35 +122,52 @@ class Connection:
 
         loop = asyncio.get_running_loop()
         patience = self._patience(request)
-        before: Call | None = None
-        for pause in self._pauses:
-            future: asyncio.Future[None] = loop.create_future()
-            call = self._new_call(request, future_waker(loop, future), loop, before)
-            timer = None if patience is None else loop.call_later(patience, self._expire, call)
-            try:
-                self._start(call)
-                await future
-            except BaseException:
+        call: Call | None = None
+        try:
+            for pause in self._pauses:
+                future: asyncio.Future[None] = loop.create_future()
+                call = self._new_call(request, future_waker(loop, future), loop, call)
+                timer = None if patience is None else loop.call_later(patience, self._expire, call)
+                try:
+                    self._start(call)
+                    await future
+                finally:
+                    if timer is not None:
+                        timer.cancel()
+                try:
+                    return call.outcome()
+                except errors.UnavailableError as error:
+                    if pause is None or not error.may_retry:
+                        raise
+                await asyncio.sleep(pause)
+        except BaseException:
+            if call is not None:
                 self._abandon(call)
-                raise
-            finally:
-                if timer is not None:
-                    timer.cancel()
-            try:
-                return call.outcome()
-            except errors.UnavailableError as error:
-                if pause is None or not error.may_retry:
-                    raise
-            before = call
-            await asyncio.sleep(pause)
+            raise
         raise AssertionError("the last try returns or raises")
 
     def watch(self, watch: RunWatch) -> None:
         """``watch.ended`` is called when its run ends, for as long as the object lives."""
         self._runs[watch.run] = watch
+        if watch.is_owned:
+            self._owned.add(watch)
+            with self._lock:
+                self._wake_if_needed()
+
+    def watch_all(self, watches: Iterable[RunWatch]) -> None:
+        """Before the session begins: the runs that another one has joined. It owns none of them."""
+        for watch in watches:
+            self._runs[watch.run] = watch
+
+    @property
+    def watches(self) -> list[RunWatch]:
+        """The runs that this session has joined."""
+        return list(self._runs.values())
 
     def unwatch(self, run: str) -> None:
-        self._runs.pop(run, None)
+        watch = self._runs.pop(run, None)
+        if watch is not None:
+            self._owned.discard(watch)
 
     def _patience(self, request: wire.Request[Any]) -> float | None:
         """How long to wait for the answer, in seconds: without a limit only where the caller has set none."""
@@ -167,17 +193,32 @@ class Connection:
         before: Call | None,
     ) -> Call:
         """``before``: the same request, tried before, whose outcome is not known."""
-        if self.pid != os.getpid():
-            self._after_fork()  # a fork that Python did not see
+        self._check()
         if before is None:
             return Call(next(self._ids), request, wake, loop)
         call = Call(before.request_id, request, wake, loop)
         call.again, call.ticket = True, before.ticket
         return call
 
+    def _check(self) -> None:
+        """Raises UnavailableError where a call could only hang."""
+        if self.pid != os.getpid():
+            self._after_fork()  # a fork that Python did not see
+        if sys.is_finalizing():  # no thread runs any more that could read the answer or let go of the lock
+            raise errors.UnavailableError("the interpreter is shutting down", code="UNAVAILABLE")
+        if self._lock._is_owned():  # type: ignore[attr-defined]
+            # A signal handler or a finaliser of the user's has interrupted this thread while it was sending.
+            raise errors.UnavailableError(
+                "this call interrupts another one of the same thread, which is just being sent: make it again, or in"
+                " another thread",
+                code="UNAVAILABLE",
+            )
+
     def _start(self, call: Call) -> bool:
         """Registers the call and sends it. True: it is the caller's turn to read."""
         with self._lock:
+            if self._turn_of == threading.get_ident():
+                self._end_own_turn()
             self._calls[call.request_id] = call
             stream = self._stream
             if stream is not None:
@@ -186,21 +227,48 @@ class Connection:
                     self._drop(stream)  # it ended while nobody looked
                     self._was_lost = len(self._calls) > 1 or bool(self.holds)
             if self._turn is None:
-                if self._stream is not None and call.blocking:
-                    self._turn = call
+                if self._stream is not None and call.blocking and not self._owned:
+                    self._turn, self._turn_of = call, threading.get_ident()
                     return True
                 return not self._wake_reader() and call.blocking
             return False
 
+    def _end_own_turn(self) -> None:
+        """A signal handler of the user's makes a call while this thread reads for another one, further down its stack,
+        and cannot go on. So that read is ended, and the reader thread takes over for both."""
+        if self._stream is not None:
+            self._stream.cut()
+            self._drop(self._stream)
+        self._was_lost = True
+        self._turn, self._turn_of = None, 0
+
     def _abandon(self, call: Call) -> None:
-        """Nobody waits for this call any more."""
+        """Nobody waits for this call any more. Nothing is said of one that has its answer, unless that left in doubt
+        what came of it."""
         with self._lock:
             waiting = self._calls.pop(call.request_id, None)
             answer, call.answer = call.answer, None
             for hold in answer.holds.values() if answer else ():
                 hold.release()
-            if waiting is not None and self._stream is not None:
-                self._stream.write(framing.pack(0, wire.encode(wire.Cancel(call=call.request_id))))
+            if self._turn is call:
+                self._turn, self._turn_of = None, 0
+            in_doubt = isinstance(call.error, errors.UnavailableError) and call.error.may_retry
+            if waiting is not None or in_doubt:
+                self._tell(wire.Cancel(call=call.request_id))
+            self._wake_if_needed()
+
+    def _tell(self, request: wire.Request[Any]) -> None:
+        """Sends a message that wants no answer, now or on the next connection (with the lock held)."""
+        frame = self._one_way(request)
+        if self._stream is None or not self._stream.write(frame):
+            self._owes = True
+
+    def _one_way(self, request: wire.Request[Any]) -> bytes:
+        """The frame of a message that wants no answer. Nobody says that it arrived, and a second one does no harm: it is
+        kept to be sent again on the next connection."""
+        frame = framing.pack(0, wire.encode(request))
+        self._recent.append(frame)
+        return frame
 
     def _with_news(self, frame: bytes) -> bytes:
         """Puts before a frame what the daemon should know: kept replies that arrived, tokens given back."""
@@ -208,7 +276,7 @@ class Connection:
             acks, self._acks = self._acks, []
             frame = framing.pack(0, wire.encode(wire.Ack(calls=tuple(acks)))) + frame
         for token in self.holds.take_given():
-            frame = framing.pack(0, wire.encode(wire.Release(token=token))) + frame
+            frame = self._one_way(wire.Release(token=token)) + frame
         return frame
 
     # ------------------------------------------------------------------ who reads
@@ -242,22 +310,32 @@ class Connection:
     def _pass_turn(self, call: Call) -> None:
         with self._lock:
             if self._turn is call:
-                self._turn = None
-                if self._calls or self.holds:
-                    self._wake_reader()
+                self._turn, self._turn_of = None, 0
+                self._wake_if_needed()
+
+    def _wake_if_needed(self) -> None:
+        """Gives the turn to the reader thread if nobody has it and there is something to read for (with the lock held)."""
+        if self._turn is None:
+            if self._calls or self.holds or self._owned or self._owes:
+                self._wake_reader()
+            elif self._is_retired:
+                self.close()
 
     def _wake_reader(self) -> bool:
         """Gives the turn to the reader thread (with the lock held). False where no thread can be started."""
         self._turn = THREAD
         if self._reader is None:
-            gate = Gate()
+            self._reader = gate = Gate()
             thread = threading.Thread(target=self._live, args=(gate,), name="runstate-reader", daemon=True)
             try:
                 thread.start()
             except RuntimeError:  # the interpreter is shutting down
-                self._turn = None
+                self._turn = self._reader = None
                 return False
-            self._reader = gate
+            except BaseException:
+                self._turn = self._reader = None
+                gate.open()  # it may run already: it will see that it is not wanted
+                raise
         self._reader.open()
         return True
 
@@ -275,14 +353,15 @@ class Connection:
     def _is_needed(self) -> bool:
         """Whether the reader thread has something to read for; if not, its turn is over."""
         with self._lock:
-            if self._calls or self.holds:
+            if self._calls or self.holds or self._owned or self._owes:
                 return True
             self._turn = None
+            self._wake_if_needed()
             return False
 
     def _read_on(self, stream: Stream) -> None:
         """Reads until the connection ends or nothing is open."""
-        while self._calls or self.holds:
+        while self._calls or self.holds or self._owned:
             frames = stream.read(None)
             if frames is None:
                 self._lose(stream)
@@ -295,14 +374,19 @@ class Connection:
     def _connect(self) -> Stream:
         """A connection that has said hello and on which everything open has been sent.
 
-        Raises RunstateError: at once for a first connection, after ``timeout`` for one that was lost.
+        Raises RunstateError: at once for a first connection, after ``timeout`` for one that was lost. Where nobody waits
+        and nothing is held, no daemon is started: there is only something to tell or to hear.
         """
         deadline = time.monotonic() + self.address.timeout_s
         pause = RETRY_S_MIN
+        is_wanted = False
         while True:
+            if not is_wanted and (self._calls or self.holds.live()):
+                is_wanted = True
+                deadline = time.monotonic() + self.address.timeout_s
             connected: socket.socket | None = None
             try:
-                connected = greeting.dial(self.address, deadline)
+                connected = greeting.dial(self.address, deadline, may_start=is_wanted)
                 return self._greet(connected, deadline)
             except (errors.UnavailableError, OSError) as error:
                 if connected is not None:
@@ -321,19 +405,20 @@ class Connection:
         runs = {*self._runs.keys(), *(hold.run for hold in self.holds.live() if hold.run)}
         hello = greeting.hello(self.address, self.session, runs)
         welcome, splitter, frames = greeting.greet(connected, hello, next(self._ids), deadline)
+        for request_id, body in frames:
+            self._frame(request_id, body)
         with self._lock:
             stream = self._stream = Stream(connected, splitter, self._lock)
-            self._was_lost = False
+            self._was_lost = self._owes = False
             self.holds.wake()
-            again = b"".join(framing.pack(n, self._calls[n].body()) for n in sorted(self._calls))
+            open_calls = [call for _, call in sorted(self._calls.items()) if not call.done]
+            again = b"".join([*self._recent, *(framing.pack(call.request_id, call.body()) for call in open_calls)])
             tokens = self.holds.tokens()
             if tokens:
                 again += framing.pack(0, wire.encode(wire.Beat(tokens=tokens)))
             stream.write(self._with_news(again))
         for ended in welcome.ended:
             self._pushed(ended)
-        for request_id, body in frames:
-            self._frame(request_id, body)
         return stream
 
     def _lose(self, stream: Stream) -> None:
@@ -352,8 +437,8 @@ class Connection:
         with self._lock:
             if self._stream is not None:
                 self._drop(self._stream)
-            self._turn = None
-            self._was_lost = False
+            self._turn, self._turn_of = None, 0
+            self._was_lost = self._owes = False
             calls, self._calls = list(self._calls.values()), {}
         for call in calls:
             call.finish(None, _copy(error))
@@ -361,6 +446,9 @@ class Connection:
             hold.lose(_unavailable(error))
 
     # ------------------------------------------------------------------ what arrives
+
+    # An interrupt (the caller that reads may be the main thread) can come anywhere in here. It ends the connection, all
+    # that is open is sent again, and so what was half done is done once more: every step may be repeated.
 
     def _frame(self, request_id: int, body: bytes) -> None:
         if request_id == 0:
@@ -371,22 +459,24 @@ class Connection:
             return
         reply = wire.decode_reply(body)
         with self._lock:
-            call = self._calls.pop(request_id, None)
+            call = self._calls.get(request_id)
             if call is None:
                 return  # its caller has gone; the daemon was told
             if reply.kept and call.request.replayed and type(reply) not in GRANTING:
                 self._acks.append(request_id)
         if isinstance(reply, wire.Error):
             call.finish(None, greeting.refused(reply))
+            self._calls.pop(request_id, None)
             return
         holds = _NO_HOLDS
         if type(reply) in GRANTING:
             holds = granted(self.holds, call.request, reply, None if call.blocking else call.loop)
         if holds:
             self._heart.start()
-            if isinstance(reply, wire.JobsGranted):
-                self._refuse_blocked(call.loop, {job.job for job in reply.jobs})
+            if not call.blocking and call.loop is not None:
+                self._refuse_blocked(call, reply)
         call.finish(Answer(reply, holds))
+        self._calls.pop(request_id, None)
 
     def _pushed(self, push: wire.AnyPush) -> None:
         if isinstance(push, wire.Parked):
@@ -401,9 +491,10 @@ class Connection:
             for hold in self.holds.live():
                 if hold.run == push.run:
                     hold.signal._set(error)
-            watch = self._runs.pop(push.run, None)
+            watch = self._runs.get(push.run)
             if watch is not None:
                 watch.ended(error)
+            self.unwatch(push.run)
         # Reconnect: the daemon closes the connection next; whoever reads does the rest.
 
     def _parked(self, push: wire.Parked) -> None:
@@ -416,13 +507,17 @@ class Connection:
             if any(hold is not None and hold.loop is call.loop for hold in held):
                 self._refuse_blocking(call)
 
-    def _refuse_blocked(self, loop: asyncio.AbstractEventLoop | None, jobs: set[str]) -> None:
-        """Jobs were given to a task of ``loop``: a blocking call in its thread must not wait for one of them."""
+    def _refuse_blocked(self, given: Call, reply: wire.Reply) -> None:
+        """Something was given to a task of a loop: a blocking call in the loop's thread must not wait for it."""
+        jobs = {job.job for job in reply.jobs} if isinstance(reply, wire.JobsGranted) else set()
+        once = given.request if isinstance(given.request, wire.OnceAcquire) else None
         for call in list(self._calls.values()):
             request = call.request
-            if not (call.blocking and call.loop is not None and call.loop is loop):
+            if not (call.blocking and call.loop is given.loop):
                 continue
             if isinstance(request, wire.QueuesResult) and request.job in jobs:
+                self._refuse_blocking(call)
+            if isinstance(request, wire.OnceAcquire) and once and (request.run, request.key) == (once.run, once.key):
                 self._refuse_blocking(call)
 
     def _refuse_blocking(self, call: Call) -> None:
@@ -448,7 +543,8 @@ class Connection:
     # ------------------------------------------------------------------ the end
 
     def retire(self) -> None:
-        """Its clients are gone: the session ends, unless something in it is still open."""
+        """Its clients are gone: the session ends, as soon as nothing in it is open."""
+        self._is_retired = True
         if not self._calls and not self.holds:
             self.close()
 
@@ -457,11 +553,17 @@ class Connection:
         stream = self._stream
         if stream is not None and self.pid == os.getpid():
             stream.write_now(framing.pack(0, wire.encode(wire.Bye())))
+        self._owned = weakref.WeakSet()
+        self._heart.stop()
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.open()  # it sees that it is not wanted any more
 
     def _after_fork(self) -> None:
-        """In a child: the copy of the descriptor is closed, nothing else is inherited."""
-        stream = self._stream
+        """In a child: the copy of the descriptor is closed, and nothing is inherited but what runs are joined."""
+        stream, runs = self._stream, self.watches
         self._reset()
+        self.watch_all(runs)
         if stream is not None:
             stream.close()
 

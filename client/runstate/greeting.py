@@ -9,6 +9,8 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import msgspec
+
 from . import autostart, errors, framing, wire
 from .stream import RECEIVE_BYTES
 
@@ -30,9 +32,14 @@ class Address:
     retries: int
 
 
-def dial(address: Address, deadline: float) -> socket.socket:
+def dial(address: Address, deadline: float, *, may_start: bool = True) -> socket.socket:
     """A connected socket. Raises UnavailableError or ConfigError."""
     _refuse_twin()
+    if address.url is None and not may_start:
+        connected = autostart.find(autostart.default_target(), deadline=deadline)
+        if connected is None:
+            raise errors.UnavailableError("runstated is not running", code="UNAVAILABLE")
+        return connected
     if address.url is None:
         return autostart.connect(deadline=deadline)
     return autostart.dial(address.url, deadline=deadline)
@@ -41,7 +48,8 @@ def dial(address: Address, deadline: float) -> socket.socket:
 def greet(
     connected: socket.socket, hello: wire.Hello, request_id: int, deadline: float
 ) -> tuple[wire.Welcome, framing.Splitter, list[tuple[int, bytes]]]:
-    """Says hello and waits for the welcome; also gives the frames that came right behind it.
+    """Says hello and waits for the welcome; also gives the frames that came before it (what was open in a session that
+    comes back has gone on meanwhile) or right behind it.
 
     Raises the mapped error of a refusal, OSError when the connection ends.
     """
@@ -49,18 +57,34 @@ def greet(
     connected.sendall(framing.pack(request_id, wire.encode(hello)))
     splitter = framing.Splitter()
     frames: list[tuple[int, bytes]] = []
-    while not frames:
+    reply: wire.Reply | None = None
+    while reply is None:
         data = connected.recv(RECEIVE_BYTES)
         if not data:
             raise ConnectionResetError("runstated closed the connection at the hello")
-        frames = splitter.feed(data)
-    reply = wire.decode_reply(frames[0][1])
+        for number, body in splitter.feed(data):
+            if reply is None and number in (request_id, 0):
+                reply = _answer_to_hello(number, body)
+                if reply is not None:
+                    continue
+            frames.append((number, body))
     if isinstance(reply, wire.Error):
         raise refused(reply)
     if not isinstance(reply, wire.Welcome):
         raise errors.RunstateError(f"runstated answered the hello with {reply!r}", code="PROTOCOL")
     connected.settimeout(None)
-    return reply, splitter, frames[1:]
+    return reply, splitter, frames
+
+
+def _answer_to_hello(number: int, body: bytes) -> wire.Reply | None:
+    """None for a push. Who is refused before the hello was read is told so under the id 0."""
+    try:
+        reply: wire.Reply = wire.decode_reply(body)
+    except msgspec.ValidationError:
+        if number:
+            raise
+        return None
+    return reply
 
 
 def hello(address: Address, session: str, runs: Iterable[str]) -> wire.Hello:

@@ -1,7 +1,7 @@
 """Holds: a token lives in a handle, and the heartbeat renews exactly the handles that still exist.
 
-A hold that is dropped gives its token back: the finaliser only puts the token on a list (it may run in any thread, in
-the middle of anything, so it takes no lock); the next frame that goes out takes the list along.
+A hold that is dropped gives its token back. The finaliser may run in any thread, in the middle of anything, so it takes
+no lock: it puts the token on a list and rings for the heartbeat; the next frame that goes out takes the list along.
 
 The heartbeat is a thread of its own, so that neither a busy event loop nor a long computation stops it. It beats at a
 third of the shortest lease, and not at all while nothing is held.
@@ -58,15 +58,35 @@ class Hold:
 
     def lose(self, error: RunstateError) -> None:
         """The daemon says that it is gone."""
+        self.signal._set(error)  # first: an interrupt in between must not swallow the news
         holds, self._holds = self._holds, None
         if holds is not None:
             holds.forget(self.token)
-        self.signal._set(error)
 
     def __del__(self) -> None:
         holds = self._holds
         if holds is not None and self.pid == os.getpid():
-            holds.given.append(self.token)
+            holds.give_back(self.token)
+
+
+class Bell:
+    """Wakes one waiting thread. Ringing takes no lock and never waits, so finalisers and signal handlers may."""
+
+    __slots__ = ("_lock",)
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def ring(self) -> None:
+        try:
+            self._lock.release()
+        except RuntimeError:
+            pass  # it rings already
+
+    def wait(self, timeout: float | None) -> bool:
+        """Whether it rang in time; it is silent after that."""
+        return self._lock.acquire(timeout=-1 if timeout is None else timeout)
 
 
 class Holds:
@@ -75,14 +95,17 @@ class Holds:
     def __init__(self) -> None:
         self.given: deque[int] = deque()  # tokens to give back with the next frame
         self._live: dict[int, weakref.ref[Hold]] = {}
-        self._changed = threading.Event()
+        self._changed = Bell()
         self._next_beat = 0.0  # when the heartbeat looks again by itself; infinity while nothing is held
 
     def add(self, token: int, run: str | None, lease_ms: int, loop: asyncio.AbstractEventLoop | None) -> Hold:
+        hold = self.get(token)
+        if hold is not None:  # the same answer once more: a second handle would give the token back when it goes
+            return hold
         hold = Hold(self, token, run, lease_ms, loop)
         self._live[token] = weakref.ref(hold)
         if time.monotonic() + lease_ms / 3000 < self._next_beat:
-            self._changed.set()  # seldom: most holds are over before the heartbeat would look at them
+            self._changed.ring()  # seldom: most holds are over before the heartbeat would look at them
         return hold
 
     def forget(self, token: int) -> None:
@@ -90,7 +113,7 @@ class Holds:
 
     def give_back(self, token: int) -> None:
         self.given.append(token)
-        self._changed.set()
+        self._changed.ring()
 
     def get(self, token: int) -> Hold | None:
         found = self._live.get(token)
@@ -122,13 +145,11 @@ class Holds:
         shortest_s = min((hold.lease_ms / 3000 for hold in self.live()), default=None)
         if shortest_s is not None:
             self._next_beat = time.monotonic() + shortest_s
-        changed = self._changed.wait(shortest_s)
-        self._changed.clear()
-        return not changed
+        return not self._changed.wait(shortest_s)
 
     def wake(self) -> None:
         """For the heartbeat: there is something to send."""
-        self._changed.set()
+        self._changed.ring()
 
 
 class Heart:
@@ -142,15 +163,22 @@ class Heart:
     def start(self) -> None:
         """Makes sure that it runs. Called by whoever reads: one thread at a time."""
         if self._thread is None:
-            thread = threading.Thread(target=self._live, name="runstate-heartbeat", daemon=True)
+            self._thread = threading.Thread(target=self._live, name="runstate-heartbeat", daemon=True)
             try:
-                thread.start()
-            except RuntimeError:
-                return  # the interpreter is shutting down: the kernel will tell the daemon
-            self._thread = thread
+                self._thread.start()
+            except RuntimeError:  # the interpreter is shutting down: the kernel will tell the daemon
+                self._thread = None
+            except BaseException:
+                self._thread = None  # it may run already: it will see that it is not wanted
+                raise
+
+    def stop(self) -> None:
+        """Ends the thread; without a lock and without waiting."""
+        self._thread = None
+        self._holds.wake()
 
     def _live(self) -> None:
-        while True:
+        while self._thread is threading.current_thread():
             due = self._holds.wait()
             self._beat(self._holds.tokens() if due else ())
 

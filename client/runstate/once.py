@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from .signals import Combined
 from .steps import Run, Steps, adrive, drive
 
 if TYPE_CHECKING:
+    from .calls import Answer
     from .client import Runstate
     from .holds import Hold
 
@@ -86,6 +88,7 @@ def call(spec: Once, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Steps[Any
     binding.check()
     key = keys.call_key(spec.name, spec.function, spec.key, args, kwargs)
     info = yield from binding.join()
+    answer: Answer[Any] | None = None
     try:
         answer = yield wire.OnceAcquire(run=info.id, key=key, lease_ms=spec.lease_ms, within=within())
         reply = answer.reply
@@ -96,7 +99,6 @@ def call(spec: Once, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Steps[Any
         from .results import RunContext
 
         hold = answer.holds[reply.token]
-        del answer
         signal = Combined(binding.signal, hold.signal)
         try:
             around = RunContext(info, signal, reply.attempt, key)
@@ -105,6 +107,12 @@ def call(spec: Once, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Steps[Any
             signal.close()
     except errors.StoppedError as error:
         raise binding.noted(error)  # noqa: B904 (its own cause stays)
+    finally:
+        # Whatever happened, and wherever an interrupt came: what is still held goes back now. Not when the last
+        # reference to it goes, which a traceback that somebody keeps may put off for ever.
+        if answer is not None:
+            for left in answer.holds.values():
+                left.release()
 
 
 def _work(spec: Once, hold: Hold, run: Run) -> Steps[Any]:
@@ -117,19 +125,16 @@ def _work(spec: Once, hold: Hold, run: Run) -> Steps[Any]:
         result = yield run
         text = payloads.encode(f"the result of {spec.name}", result)
     except Exception as error:
+        _check_process(hold)
         yield from _failed(spec, hold, key, error)
         raise
-    except BaseException:  # interrupted: nothing is recorded, the next caller goes on at once
-        hold.release()
-        raise
+    # Anything else is an interrupt: nothing is recorded, ``call`` gives the hold back, the next caller goes on at once.
+    _check_process(hold)
     try:
         answer = yield wire.OnceComplete(run=hold.run, key=key, token=hold.token, result=text)
     except errors.LeaseLostError as error:
         hold.settle()
         raise _lost(hold, error) from None
-    except BaseException:
-        hold.release()  # of no effect if the result was recorded all the same
-        raise
     hold.settle()
     return payloads.decode(answer.reply.result)
 
@@ -150,14 +155,20 @@ def _failed(spec: Once, hold: Hold, key: str, error: Exception) -> Steps[None]:
         hold.settle()
         raise stopped from error
     except errors.RunstateError:
-        hold.release()
         return  # the caller's own exception matters more than that it could not be recorded
-    except BaseException:
-        hold.release()
-        raise
     hold.settle()
     if answer.reply.failed:
         raise errors.OnceFailedError(text, answer.reply.attempts) from error
+
+
+def _check_process(hold: Hold) -> None:
+    """Raises LeaseLostError in a child that was forked inside the function and came back out of it: the work is its
+    parent's, and so is the outcome."""
+    if hold.pid != os.getpid():
+        raise errors.LeaseLostError(
+            f"this process was forked while process {hold.pid} held the work: its outcome does not count",
+            code="LEASE_LOST",
+        )
 
 
 def _lost(hold: Hold, error: errors.LeaseLostError) -> errors.RunstateError:

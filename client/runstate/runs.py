@@ -106,5 +106,6 @@ class Binding:
         from . import connection, results
 
         self._info = results.RunInfo(view.run, view.name or self.name or CHILD_NAME)
-        self._watch = connection.RunWatch(view.run, self.ended)
+        # A child run ends with the session that made it, so that session must come back by itself.
+        self._watch = connection.RunWatch(view.run, self.ended, is_owned=self.parent is not None)
         self._core.connection().watch(self._watch)

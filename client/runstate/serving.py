@@ -1,5 +1,8 @@
 """``serve``: a worker. Takes jobs of its queues, runs their handlers, records what came of them.
 
+The file is not named after its verb: it is imported at first use, which would put the module in the place of the
+function ``runstate.serve``.
+
     declared --> taking jobs --stop (run over, signal, SIGTERM, SIGINT)--> draining, at most 30 s --> returned
 
 Each queue has its own places. A place is free again as soon as its handler has ended: the outcome and the request for
@@ -151,8 +154,11 @@ class Worker:
         outcome: wire.Request[wire.JobView]
         try:
             outcome = await self._outcome(source, job, hold)
-        except BaseException:  # cancelled: the job goes to another worker, no attempt is counted
-            hold.release()
+        except BaseException:
+            # Cancelled. A coroutine has ended: its job goes to another worker, no attempt is counted. A thread goes on,
+            # and keeps its job until it ends or the process does: it must not be done twice at the same time.
+            if source.queue._is_async:
+                hold.release()
             raise
         finally:
             source.give_place()
@@ -206,7 +212,7 @@ class Worker:
                 result, error = handler(input), None
             except BaseException as raised:
                 result, error = None, raised
-            # ``hold`` is referred to until here, so a thread that outlives the drain keeps its job.
+            # ``hold`` is referred to by this function, so a thread that outlives the drain keeps its job.
             _hand_over(loop, done, result, error)
 
         threading.Thread(target=work, name=f"runstate-{queue.name}", daemon=True).start()

@@ -50,7 +50,8 @@ def drive(connection: Callable[[], Connection], steps: Steps[T]) -> T:
         result: T = stop.value
         return result
     finally:
-        error = None  # no circle of traceback and frame
+        # No circle of traceback and frame; and a traceback that somebody keeps must not keep what is held.
+        outcome = error = None
         steps.close()
 
 
@@ -70,7 +71,7 @@ async def adrive(connection: Callable[[], Connection], steps: Steps[T]) -> T:
         result: T = stop.value
         return result
     finally:
-        error = None
+        outcome = error = None
         steps.close()
 
 

@@ -22,7 +22,7 @@ class Stream:
 
     __slots__ = ("_lock", "_socket", "_splitter", "_unsent", "closed")
 
-    def __init__(self, connected: socket.socket, splitter: framing.Splitter, lock: threading.Lock) -> None:
+    def __init__(self, connected: socket.socket, splitter: framing.Splitter, lock: threading.RLock) -> None:
         self._socket = connected
         self._splitter = splitter
         self._lock = lock
@@ -40,8 +40,7 @@ class Stream:
             except BlockingIOError:
                 sent = 0
             if sent < len(data):
-                self._unsent += data[sent:]
-                threading.Thread(target=self._flush, name="runstate-writer", daemon=True).start()
+                self._send_rest(data[sent:])
         except OSError:
             self.cut()
             return False
@@ -49,6 +48,14 @@ class Stream:
             self.cut()
             raise
         return True
+
+    def _send_rest(self, data: bytes) -> None:
+        self._unsent += data
+        try:
+            threading.Thread(target=self._flush, name="runstate-writer", daemon=True).start()
+        except RuntimeError:  # the interpreter is shutting down: nobody but us can do it
+            self._unsent.clear()
+            self._socket.sendall(data)
 
     def write_now(self, data: bytes) -> None:
         """Sends if the socket takes it at once; without the lock, and without a word if not. For the end."""

@@ -98,7 +98,7 @@ class Parked(Push, tag="parked", frozen=True):
 
 
 class LeaseLost(Push, tag="lease.lost", frozen=True):
-    """The hold ``token`` of this session is gone: it lapsed, or its run ended."""
+    """The hold ``token`` of this session is gone."""
 
     token: int
     reason: str
@@ -264,7 +264,8 @@ class OnceAcquire(
 
 
 class OnceComplete(Request[OnceDone], tag="once.complete", frozen=True):
-    """Records the result. Refused with LEASE_LOST when the hold is gone, with STOPPED when the run is over."""
+    """Records the result. Refused with LEASE_LOST when the hold is gone, with SCOPE_CANCELLED or DEADLINE_EXCEEDED when
+    the run is over."""
 
     gives: ClassVar[bool] = True
     run: Id
@@ -370,7 +371,7 @@ class JobsGranted(Reply, tag="jobs.granted", frozen=True):
 
 
 class QueuesAdmit(WaitingRequest[JobsGranted], tag="queues.admit", kw_only=True, frozen=True):
-    """Waits for work. Refused with STOPPED (and the run) when one of the runs is over."""
+    """Waits for work. Refused with SCOPE_CANCELLED or DEADLINE_EXCEEDED, and the run, when one of the runs is over."""
 
     replayed: ClassVar[bool] = True
     queues: Annotated[tuple[AdmitFrom, ...], Meta(min_length=1, max_length=256)]
@@ -400,7 +401,7 @@ class QueuesFail(Request[JobView], tag="queues.fail", frozen=True):
 
 
 class Holding(Struct, kw_only=True, omit_defaults=True, frozen=True):
-    """One lease. ``until_ms`` is an estimate in Unix time: leases run on a clock that stands still in suspend."""
+    """One lease, in the run ``run``. ``until_ms`` is an estimate in Unix time: leases run on a clock of their own."""
 
     token: int
     kind: str

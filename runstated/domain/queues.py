@@ -67,6 +67,7 @@ BACKOFF_MS_MIN = 500
 BACKOFF_MS_MAX = 30_000
 DUE_IN_ONE_STEP = 200
 GRANTED_BYTES_MAX = 4 * 1024 * 1024  # inputs in one reply: half of what a frame may be
+GRANTED_JOBS_MAX = 1_000  # jobs in one reply
 NO_NEEDS = 0  # the id of the empty set of requirements
 
 COLUMNS = "job, space, queue, run, key, state, attempt, input, result, reason, token"
@@ -165,7 +166,7 @@ def admit(tx: Tx, request: wire.QueuesAdmit) -> wire.JobsGranted | Parked:
             if job is None:
                 break
             size += len(job.input.encode())
-            if grants and size > GRANTED_BYTES_MAX:
+            if grants and (size > GRANTED_BYTES_MAX or len(grants) >= GRANTED_JOBS_MAX):
                 return wire.JobsGranted(jobs=tuple(grants))  # the worker comes back for more
             grants.append(_start(tx, job, wanted.lease_ms, source))
     if grants:

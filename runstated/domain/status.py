@@ -49,7 +49,7 @@ def active_runs(tx: Tx, limit: int) -> tuple[wire.RunView, ...]:
 def holdings(tx: Tx, limit: int) -> list[tuple[str, wire.Holding]]:
     """Who holds what: (session, holding), oldest first. A job is shown by its key."""
     rows = tx.all(
-        "SELECT leases.session, leases.token, leases.kind, leases.subject, leases.granted_ms, runs.name, jobs.key"
+        "SELECT leases.session, leases.token, leases.kind, leases.subject, leases.granted_ms, leases.run, jobs.key"
         " FROM leases JOIN runs ON runs.run = leases.run"
         " LEFT JOIN jobs ON leases.kind = 'job' AND jobs.job = leases.subject"
         " WHERE runs.space = :space ORDER BY leases.token LIMIT :limit",

@@ -6,6 +6,7 @@ insert with it. aiosqlite has no public call for "run this function on the conne
 ``check`` makes sure at start-up that it is there.
 """
 
+import asyncio
 import logging
 import secrets
 import sqlite3
@@ -24,6 +25,7 @@ T = TypeVar("T")
 VERSION_MIN = (3, 35)  # RETURNING
 PAGES_CACHED_KIB = 16 * 1024
 CHECKED_PAGES_MAX = 8_192  # 32 MiB: a larger file is not checked whole at start, it would take seconds
+RESTART_MS = 50  # how long the writer waits for readers when the WAL is to start anew
 BUSY_MS = 5_000  # nobody else writes; a backup may hold the file for a moment
 
 
@@ -41,6 +43,7 @@ class Store:
         self._writer: aiosqlite.Connection | None = None
         self._reader: aiosqlite.Connection | None = None
         self._keeper: aiosqlite.Connection | None = None
+        self._opening = asyncio.Lock()
 
     @classmethod
     async def open(cls, path: Path, sync: Literal["full", "normal"] = "full") -> "Store":
@@ -51,6 +54,8 @@ class Store:
         check()
         store = cls(path, sync)
         try:
+            # A path that cannot be opened is found out here: aiosqlite's thread would say so to a loop that has ended.
+            sqlite3.connect(path).close()
             await store._open_writer()
             store.instance = await store.write(_prepare)
             store._reader = await _connect(path, _read_only)
@@ -66,7 +71,9 @@ class Store:
         Raises sqlite3.OperationalError when the file cannot be opened again after an earlier failure.
         """
         if self._writer is None:
-            await self._open_writer()
+            async with self._opening:  # a batch and a checkpoint must not open two
+                if self._writer is None:
+                    await self._open_writer()
         return await _on_thread(self._writer, function)
 
     async def read(self, function: Callable[[sqlite3.Connection], T]) -> T:
@@ -86,7 +93,7 @@ class Store:
         writer itself copies those last few, which takes it no longer than a commit. That is what bounds the WAL.
         """
         await _on_thread(self._keeper, lambda connection: _checkpoint(connection, "PASSIVE"))
-        await self.write(lambda connection: _checkpoint(connection, "RESTART"))
+        await self.write(_restart_log)
 
     def wal_bytes(self) -> int:
         """Size of the WAL file."""
@@ -172,6 +179,15 @@ def _keep(connection: sqlite3.Connection) -> None:
 
 def _checkpoint(connection: sqlite3.Connection, mode: str) -> None:
     connection.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
+
+
+def _restart_log(connection: sqlite3.Connection) -> None:
+    # Our own reads are over in milliseconds. For a backup that reads for longer nobody waits: it is tried again soon.
+    connection.execute(f"PRAGMA busy_timeout = {RESTART_MS}")
+    try:
+        _checkpoint(connection, "RESTART")
+    finally:
+        connection.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
 
 
 def _in_transaction(connection: sqlite3.Connection, function: Callable[[sqlite3.Connection], T]) -> T:

@@ -34,12 +34,14 @@ class Parked:
     """A verb's answer when it cannot answer yet. What it wrote stays; a second run of it must leave that alone.
 
     ``lines``: served by age, one after the other, by running the verb again. ``signals``: answered all at once with
-    the value that settled them. ``late``: the reply when the wait is over.
+    the value that settled them. ``late``: the reply when the wait is over. ``aside``: it stands in some of its lines
+    only because it has there what it wants, so whoever comes to stand before it makes it look again.
     """
 
     lines: tuple[Topic, ...]
     signals: tuple[Topic, ...]
     late: wire.Reply
+    aside: bool = False
 
 
 class Refusal(Exception):

@@ -33,7 +33,9 @@ def main() -> None:
         print(f"{'what':58} {'floor':>12} {'ours':>12} {'ratio':>7}  target")
         _throughput("once already done, 1 process", "echo", "once-done", 1, rounds, seconds, echo, daemon, ">= 0.55")
         _throughput("once already done, 8 processes", "echo", "once-done", 8, rounds, seconds, echo, daemon, ">= 0.40")
-        _throughput("fresh once (2 echoes = 1), 8 processes", "echo2", "once-fresh", 8, rounds, seconds, echo, daemon, ">= 0.10")
+        _throughput(
+            "fresh once (2 echoes = 1), 8 processes", "echo2", "once-fresh", 8, rounds, seconds, echo, daemon, ">= 0.10"
+        )
         _waits(directory, daemon, 50 if quick else 200)
         _takeovers(daemon, 20 if quick else 100)
         _starts(directory, 5 if quick else 15)
@@ -117,7 +119,10 @@ def _waits(directory: Path, daemon: str, rounds: int) -> None:
         process.communicate()
     floor = statistics.median(floors.fsync_ms(directory)) + 0.1
     median = statistics.median(taken)
-    print(f"{'a wait that ends, to its return (fsync + round trip), p50':58} {floor:9.2f} ms {median:9.2f} ms {'':>7}", end="")
+    print(
+        f"{'a wait that ends, to its return (fsync + round trip), p50':58} {floor:9.2f} ms {median:9.2f} ms {'':>7}",
+        end="",
+    )
     print(f"  < 1 ms above: {median - floor:+.2f} ms")
 
 

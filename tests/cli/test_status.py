@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import io
 import os
 import socket
 from pathlib import Path
@@ -12,7 +11,6 @@ import click
 import msgspec
 import pytest
 from click.testing import CliRunner, Result
-from rich.console import Console
 
 import runstate
 import runstate_cli
@@ -60,9 +58,7 @@ VIEW = wire.StatusView(daemon=DAEMON, runs=(RUN,), workers=(HOLDER,), waits=(WAI
 
 
 def shown(view: wire.StatusView, width: int = 80) -> str:
-    file = io.StringIO()
-    Console(file=file, width=width).print(status.picture(view))
-    return file.getvalue()
+    return "\n".join(line.text for line in status.picture(view, width))
 
 
 def words(view: wire.StatusView, start: str) -> list[str]:

@@ -129,6 +129,12 @@ class Program:
         assert code == 0, f"exit code {code}; said {lines}; stderr:\n{self.errors()}"
         return lines
 
+    def errors_at_the_end(self) -> str:
+        """Waits for its end; what it said on stderr."""
+        self.hear_all()
+        self.process.wait(PATIENCE_S)
+        return self.errors()
+
     def close(self) -> None:
         if self.process.poll() is None:
             self.process.kill()
@@ -157,8 +163,8 @@ class Daemon(Home):
 
     @property
     def pid(self) -> int:
-        assert self.process is not None
-        return self.process.pid
+        """The daemon that runs now: ours, or one that a client was quicker to start."""
+        return self.running().pid
 
     @property
     def output(self) -> str:
@@ -166,7 +172,8 @@ class Daemon(Home):
         return path.read_text(errors="replace") if path.exists() else ""
 
     def start(self) -> None:
-        """Starts it in the foreground, as a child of the test."""
+        """Starts it in the foreground, as a child of the test, unless a client has been quicker."""
+        self._reap()
         self.stopped.unlink(missing_ok=True)
         with open(self.directory / "daemon.log", "ab") as log:
             self.process = subprocess.Popen(
@@ -180,19 +187,31 @@ class Daemon(Home):
 
     def kill(self) -> None:
         """SIGKILL: nothing is drained, nothing is said."""
-        assert self.process is not None
-        self.process.kill()
-        self.process.wait(PATIENCE_S)
+        self._end(signal.SIGKILL)
 
     def terminate(self) -> None:
         """SIGTERM, and waits for its end in good order."""
-        assert self.process is not None
-        self.process.terminate()
-        assert self.process.wait(PATIENCE_S) == 0, self.output
+        code = self._end(signal.SIGTERM)
+        assert code in (0, None), self.output
 
     def restart(self, *, kill: bool = False) -> None:
         self.kill() if kill else self.terminate()
         self.start()
+
+    def _end(self, number: int) -> int | None:
+        """Ends the daemon that runs now; its exit code if it is our child."""
+        before = self.wait_until_listening()
+        os.kill(before.pid, number)
+        if self.process is not None and self.process.pid == before.pid:
+            return self.process.wait(PATIENCE_S)
+        eventually(lambda: (holder := self.holder()) is None or holder.birth != before.birth, "it ends")
+        return None
+
+    def _reap(self) -> None:
+        if self.process is not None:
+            if self.process.pid == getattr(self.holder(), "pid", 0):
+                self.process.kill()
+            self.process.wait(PATIENCE_S)
 
     def pause(self) -> None:
         os.kill(self.pid, signal.SIGSTOP)
@@ -203,9 +222,8 @@ class Daemon(Home):
     def close(self) -> None:
         for program in self.programs:
             program.close()
-        if self.process is not None:
-            if self.process.poll() is None:
-                self.process.kill()
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
             self.process.wait(PATIENCE_S)
         super().close()
 
@@ -227,7 +245,7 @@ class Daemon(Home):
         return program
 
     def effects(self) -> list[str]:
-        """What the programs have done to the world, in the order in which they did it."""
+        """What the programs have done to the world, in that order."""
         return self.effects_file.read_text().splitlines() if self.effects_file.exists() else []
 
     # ------------------------------------------------------------------ looking
@@ -257,7 +275,7 @@ class Daemon(Home):
         """Asks the database of a daemon that has ended."""
         import sqlite3
 
-        assert self.process is None or self.process.poll() is not None, "only the daemon opens the file while it runs"
+        assert self.holder() is None, "only the daemon opens the file while it runs"
         connection = sqlite3.connect(self.state_dir / "runstate.db")
         try:
             return connection.execute(sql).fetchall()
@@ -271,7 +289,11 @@ class Raw:
     def __init__(self, path: Path) -> None:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.socket.settimeout(PATIENCE_S)
-        self.socket.connect(str(path))
+        try:
+            self.socket.connect(str(path))
+        except BaseException:
+            self.socket.close()
+            raise
         self.pushes: list[wire.Push] = []
         self._splitter = framing.Splitter()
         self._frames: list[tuple[int, bytes]] = []

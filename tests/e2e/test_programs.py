@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.daemons import PATIENCE_S
-from tests.e2e.support import Daemon, Program, eventually
+from tests.e2e.support import Daemon, Program
 
 ONCE = '''\
 import time
@@ -98,7 +98,8 @@ def test_worker_and_producer_of_the_quickstart(desk: Daemon) -> None:
 
 def test_a_producer_that_comes_before_its_worker_waits_for_it(desk: Daemon) -> None:
     producer = shell(desk, "producer.py")
-    eventually(lambda: desk.holder() and desk.status().waits, "the producer waits")
+    desk.wait_until_listening()
+    desk.waits(1)
     worker = shell(desk, "worker.py")
     assert producer.ends_well() == ["{'doubled': 42}"]
     worker.send_signal(15)

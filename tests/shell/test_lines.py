@@ -51,7 +51,7 @@ class Units:
         lacking = self.lacking(tx, request.slots)
         if lacking:
             held_up = tuple(line(name) for name in sorted(request.limits))
-            return Parked(lines=held_up + lacking, signals=(), late=wire.OnceHeld())
+            return Parked(lines=held_up + lacking, signals=(), late=wire.OnceHeld(), aside=True)
         self.move(tx, {**request.limits, **request.slots}, -1)
         self.taken.append((tx.caller.session, tx.caller.request_id))
         tx._memory._undo.append(self.taken.pop)
@@ -393,6 +393,7 @@ def new_call(rng: random.Random, session: str, request_id: int, within: tuple[in
         until=rng.choice([None, rng.randint(1, 100)]),
         late=wire.OnceHeld(),
         lines=tuple(rng.sample(TOPICS, rng.randint(0, 2))),
+        aside=rng.random() < 0.3,
         signals=tuple(rng.sample(TOPICS, rng.randint(0, 2))),
     )
 

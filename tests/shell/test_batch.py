@@ -1,0 +1,414 @@
+from __future__ import annotations
+
+import logging
+import sqlite3
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from runstate import wire
+from runstated import batch, dispatch
+from runstated.batch import Ask, Cancelled, Ended, Lost, Reread, Tick
+from runstated.domain import once, sessions
+from runstated.store.tx import Refusal, Tx
+from tests.harness import Client, Harness, Request, nothing, snapshot
+
+
+@pytest.fixture
+def a(h: Harness) -> Client:
+    return h.session("a")
+
+
+@pytest.fixture
+def b(h: Harness) -> Client:
+    return h.session("b")
+
+
+@pytest.fixture
+def run(a: Client) -> str:
+    return str(a.ask(wire.RunsJoin(name="job")).run)
+
+
+def acquire(run: str, key: str = "k", **more: Any) -> wire.OnceAcquire:
+    return wire.OnceAcquire(run=run, key=key, **more)
+
+
+def send(run: str, key: str) -> wire.QueuesSend:
+    return wire.QueuesSend(run=run, queue="q", key=key, input="1", attempts=3)
+
+
+def put(monkeypatch: pytest.MonkeyPatch, request: type, verb: Callable[[Tx, Any], Any]) -> None:
+    monkeypatch.setattr(dispatch, "VERBS", {**dispatch.VERBS, request: verb})
+
+
+def together(*requests: tuple[Client, wire.Request[Any]]) -> list[Request]:
+    """Requests in one batch."""
+    asked = [client.request(request) for client, request in requests]
+    asked[0].client.h.run(*(request.client.entry(request) for request in asked))
+    return asked
+
+
+# ------------------------------------------------------------------ savepoints
+
+
+def test_a_refusal_takes_back_its_own_and_nothing_else(h: Harness, a: Client, run: str) -> None:
+    a.ask(wire.QueuesDeclare(queue="q", attempts=3))
+    conflict = wire.QueuesSend(run=run, queue="q", key="2", input="1", attempts=4)
+    first, refused, last = together((a, send(run, "1")), (a, conflict), (a, send(run, "3")))
+    assert [first.reply.state, refused.reply.code, last.reply.state] == ["ready", "CONFLICT", "ready"]
+    assert h.rows("SELECT key FROM jobs ORDER BY age") == [("1",), ("3",)]
+
+
+def test_a_verb_that_fails_is_answered_internal_logged_and_taken_back(
+    h: Harness, a: Client, run: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    acquire_for_real = dispatch.VERBS[wire.OnceAcquire]
+
+    def breaks(tx: Tx, request: wire.OnceAcquire) -> Any:
+        answer = acquire_for_real(tx, request)
+        tx.answer(("run", run), wire.Ok(), wire.RunEnded(run=run, state="stopped", message=""))
+        assert request.key != "bad", "an assertion of ours"
+        return answer
+
+    put(monkeypatch, wire.OnceAcquire, breaks)
+    good, bad, good_too = together((a, acquire(run, "1")), (a, acquire(run, "bad")), (a, acquire(run, "2")))
+    assert bad.reply.code == "INTERNAL"
+    assert "AssertionError" in bad.reply.message
+    assert not bad.reply.retryable
+    assert "an assertion of ours" in caplog.text
+    assert h.rows("SELECT key FROM once_keys ORDER BY key") == [("1",), ("2",)]
+    assert [good.reply.token in h.memory.holds, good_too.reply.token in h.memory.holds] == [True, True]
+    assert len(h.memory.holds) == 2
+    assert len(a.told(wire.RunEnded)) == 1, "what the failing verb pushed is taken back, too"
+
+
+def test_a_constraint_that_fails_is_our_fault(
+    h: Harness, a: Client, run: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    put(monkeypatch, wire.RunsGet, lambda tx, request: tx.run("INSERT INTO counters VALUES ('x', 0)"))
+    a.refused("INTERNAL", wire.RunsGet(run=run))
+    assert "CHECK constraint failed" in caplog.text
+
+
+def test_a_returned_refusal_keeps_what_the_verb_wrote_and_a_raised_one_does_not(
+    h: Harness, a: Client, run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def verb(tx: Tx, request: wire.RunsGet) -> Any:
+        tx.run("INSERT INTO counters VALUES (:counter, 1)", counter=request.run)
+        if request.run == "raised":
+            raise Refusal("no")
+        return Refusal("no")
+
+    put(monkeypatch, wire.RunsGet, verb)
+    for name in ("raised", "returned"):
+        a.refused("VALIDATION_FAILED", wire.RunsGet(run=name))
+    assert h.value("SELECT counter FROM counters WHERE counter IN ('raised', 'returned')") == "returned"
+
+
+def test_a_number_that_sqlite_cannot_hold_is_the_callers_fault(h: Harness, a: Client, run: str) -> None:
+    for request in (
+        wire.Release(token=2**63),
+        wire.OnceComplete(run=run, key="k", token=2**64 - 1, result="1"),
+        wire.RunsJoin(name="late", deadline_ms=2**63),
+    ):
+        a.refused("VALIDATION_FAILED", request)
+
+
+def test_a_waiting_call_that_fails_when_it_is_run_again_leaves_the_line_to_the_next(
+    h: Harness, a: Client, b: Client, run: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    token = a.ask(acquire(run)).token
+    first, second = b.waits(acquire(run)), h.session("c").waits(acquire(run))
+    acquire_for_real = dispatch.VERBS[wire.OnceAcquire]
+
+    def breaks(tx: Tx, request: wire.OnceAcquire) -> Any:
+        assert tx.caller.session != "b"
+        return acquire_for_real(tx, request)
+
+    put(monkeypatch, wire.OnceAcquire, breaks)
+    a.ask(wire.Release(token=token))
+    assert first.reply.code == "INTERNAL"
+    assert isinstance(second.reply, wire.OnceGranted)
+
+
+def test_a_fault_in_one_lapse_or_tick_holds_up_no_other(
+    h: Harness, a: Client, run: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def breaks(tx: Tx, lease: Any, how: str) -> None:
+        assert lease.subject != "bad"
+        once.gone(tx, lease, how)
+
+    monkeypatch.setattr(sessions, "GONE", {**sessions.GONE, "once": breaks})
+    ticks: list[str] = []
+
+    def bad_tick(tx: Tx) -> int | None:
+        raise AssertionError("a tick of ours")
+
+    def good_tick(tx: Tx) -> int | None:
+        ticks.append("good")
+        return None
+
+    monkeypatch.setattr(dispatch, "TICKS", (bad_tick, good_tick))
+    bad, good = a.ask(acquire(run, "bad")).token, a.ask(acquire(run, "good")).token
+    late = a.waits(acquire(run, "good", wait_ms=30_000))
+    h.memory.due(h.clock.wall_ms() + 30_000)
+    h.clock.pass_ms(30_000)
+    h.tick()
+    assert [push.token for push in a.told(wire.LeaseLost)] == [good]
+    assert list(h.memory.holds) == [bad]
+    assert late.reply == wire.OnceHeld()
+    assert ticks == ["good"]
+    h.memory.let_go(bad)
+    h.connection.execute("DELETE FROM leases")
+    h.connection.execute("DELETE FROM once_keys")
+
+
+# ------------------------------------------------------------------ order and bounds
+
+
+def test_a_batch_ends_when_its_time_is_over_and_what_is_left_is_not_lost(
+    h: Harness, a: Client, run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch, "BATCH_VERBS_MS", 0)
+    entries = [a.entry(a.request(send(run, str(number)))) for number in range(3)]
+    assert h.executor.run(h.connection, entries) == 1
+    h.deliver()
+    assert h.value("SELECT count(*) FROM jobs") == 1
+    h.run(*entries[1:])
+    assert h.value("SELECT count(*) FROM jobs") == 3
+
+
+def test_a_signal_answers_all_who_wait_for_it_with_one_reply(h: Harness, a: Client, run: str) -> None:
+    token = a.ask(acquire(run)).token
+    waits = [h.session(f"s{number}").waits(acquire(run)) for number in range(20)]
+    request = wire.OnceComplete(run=run, key="k", token=token, result="1")
+    h.executor.run(h.connection, [a.entry(a.request(request))])
+    assert [len(keys) for keys, _ in h.memory.replies] == [20, 1]
+    h.deliver()
+    assert all(request.reply == wire.OnceDone(result="1") for request in waits)
+
+
+def test_a_key_passes_from_hand_to_hand_in_one_transaction(h: Harness, a: Client, b: Client, run: str) -> None:
+    token = a.ask(acquire(run)).token
+    waits = b.waits(acquire(run))
+    begun: list[str] = []
+    h.connection.set_trace_callback(lambda sql: begun.append(sql) if sql.startswith(("BEGIN", "COMMIT")) else None)
+    c = h.session("c")
+    begun.clear()
+    third = c.request(acquire(run))
+    h.run(a.entry(a.request(wire.Release(token=token))), c.entry(third))
+    assert begun == ["BEGIN IMMEDIATE", "COMMIT"]
+    assert isinstance(waits.reply, wire.OnceGranted)
+    assert third.reply is None, "no gap for a third party"
+
+
+def test_nothing_goes_out_before_the_commit(h: Harness, a: Client, run: str) -> None:
+    asked = a.request(acquire(run))
+    h.connection.before = fails_at_commit
+    with pytest.raises(Lost) as lost:
+        h.executor.run(h.connection, [a.entry(asked)])
+    h.deliver()
+    assert lost.value.index is None
+    assert asked.reply is None
+    h.connection.before = nothing
+    h.run(a.entry(asked))
+    assert asked.reply == wire.OnceGranted(token=2, attempt=1), "a token is not given twice, though one was lost"
+
+
+def fails_at_commit(sql: str) -> None:
+    if sql == "COMMIT":
+        raise sqlite3.OperationalError("disk I/O error")
+
+
+# ------------------------------------------------------------------ circles
+
+
+def test_a_circle_through_three_sessions_is_refused_and_told(h: Harness, run: str) -> None:
+    clients = [h.session(name) for name in "xyz"]
+    tokens = [client.ask(acquire(run, client.name)).token for client in clients]
+    x, y, z = clients
+    x.waits(acquire(run, "y", within=(tokens[0],)))
+    y.waits(acquire(run, "z", within=(tokens[1],)))
+    error = z.refused("DEADLOCK", acquire(run, "x", within=(tokens[2],)))
+    assert error.message == (
+        "this wait would never end: worker-z (pid 103) waits for once x, which is held while worker-x (pid 101)"
+        " waits for once y, which is held while worker-y (pid 102) waits for once z, which closes the circle"
+    )
+    assert len(h.memory.calls) == 2
+    z.ask(wire.OnceComplete(run=run, key="z", token=tokens[2], result="1"))
+    assert h.clients["y"].open[3].reply == wire.OnceDone(result="1")
+
+
+def test_a_circle_through_a_job_is_refused(h: Harness, a: Client, b: Client, run: str) -> None:
+    key = a.ask(acquire(run)).token
+    job = a.ask(send(run, "1")).job
+    (grant,) = b.ask(wire.QueuesAdmit(queues=(wire.AdmitFrom(run=run, queue="q"),))).jobs
+    a.waits(wire.QueuesResult(job=job, within=(key,)))
+    assert "job" in b.refused("DEADLOCK", acquire(run, within=(grant.token,))).message
+
+
+def test_a_wait_that_does_not_have_to_is_no_circle(h: Harness, a: Client, b: Client, run: str) -> None:
+    x, y = a.ask(acquire(run, "x")).token, b.ask(acquire(run, "y")).token
+    a.waits(acquire(run, "y", within=(x,)))
+    assert b.ask(acquire(run, "x", within=(y,), wait_ms=0)) == wire.OnceHeld()
+
+
+# ------------------------------------------------------------------ replies
+
+
+def test_a_repeat_under_the_id_of_another_request_is_refused(h: Harness, a: Client, run: str) -> None:
+    asked = a.submit(acquire(run))
+    asked.request = acquire(run, "another")
+    assert asked.repeat().reply.code == "IDEMPOTENCY_CONFLICT"
+    assert h.value("SELECT count(*) FROM replies") == 1
+
+
+def test_a_repeat_may_differ_in_what_is_left_of_its_time_and_in_its_ticket(h: Harness, a: Client, run: str) -> None:
+    asked = a.submit(acquire(run, wait_ms=1_000))
+    assert asked.repeat(wait_ms=10, ticket=7).reply == asked.reply
+
+
+def test_only_what_would_do_harm_twice_is_kept(h: Harness, a: Client, run: str) -> None:
+    asked = a.submit(acquire(run))
+    a.ask(wire.OnceFail(run=run, key="k", token=asked.reply.token, error="E"))
+    child = a.submit(wire.RunsChild(parent=run))
+    a.ask(send(run, "1"))
+    a.ask(wire.QueuesDeclare(queue="q"))
+    a.ask(wire.StatusGet())
+    a.submit(wire.QueuesAdmit(queues=(wire.AdmitFrom(run=run, queue="none"),), wait_ms=0))
+    kept = h.rows("SELECT request, reply FROM replies ORDER BY request")
+    assert [request for request, _ in kept] == [asked.id + 1, child.id]
+    child.ack()
+    assert child.repeat().reply.run != child.reply.run
+
+
+def test_replies_of_another_session_are_not_given(h: Harness, a: Client, b: Client, run: str) -> None:
+    mine = a.submit(wire.RunsChild(parent=run))
+    theirs = Request(b, mine.id, wire.RunsChild(parent=run))
+    assert theirs.repeat().reply != mine.reply
+
+
+# ------------------------------------------------------------------ sessions
+
+
+def test_a_request_of_a_session_that_has_just_ended_gets_nothing(h: Harness, a: Client, b: Client, run: str) -> None:
+    asked = b.request(acquire(run))
+    h.run(Ended("b", "died"), b.entry(asked))
+    assert asked.reply.code == "UNAVAILABLE"
+    assert not h.memory.holds
+    assert isinstance(a.ask(acquire(run)), wire.OnceGranted)
+
+
+def test_what_a_session_gave_back_before_it_ended_counts(h: Harness, a: Client, b: Client, run: str) -> None:
+    token = b.ask(acquire(run)).token
+    done = b.request(wire.OnceComplete(run=run, key="k", token=token, result="1"))
+    h.run(b.entry(done), Ended("b", "died"))
+    assert a.ask(acquire(run)) == wire.OnceDone(result="1")
+
+
+def test_a_cancel_of_an_unknown_request_is_no_error(h: Harness, a: Client) -> None:
+    h.run(Cancelled("a", 99), Cancelled("nobody", 1))
+
+
+# ------------------------------------------------------------------ counters
+
+
+def test_counters_are_written_in_the_transaction_that_used_them(h: Harness, a: Client, run: str) -> None:
+    a.ask(acquire(run))
+    assert dict(h.rows("SELECT counter, value FROM counters"))["token"] == 1
+    assert not h.memory.counters_changed
+
+
+# ------------------------------------------------------------------ an unknown outcome
+
+
+def test_after_an_unknown_commit_the_memory_follows_the_file(h: Harness, a: Client, b: Client, run: str) -> None:
+    """The commit took place, but nobody knows: the memory still is as before."""
+    c = h.session("c")
+    h.session("d")
+    done, held = a.ask(acquire(run, "done")).token, a.ask(acquire(run, "held")).token
+    job = a.ask(send(run, "1")).job
+    short = a.ask(wire.RunsChild(parent=run)).run
+    token = c.ask(acquire(short, "x")).token
+    waits = [
+        b.waits(acquire(run, "done")),
+        b.waits(acquire(run, "held")),
+        b.waits(wire.QueuesResult(job=job)),
+        b.waits(acquire(short, "x")),
+    ]
+    (grant,) = c.ask(wire.QueuesAdmit(queues=(wire.AdmitFrom(run=run, queue="q"),))).jobs
+    entries = [
+        Ask("a", "default", 50, wire.OnceComplete(run=run, key="done", token=done, result="1"), 90, 0),
+        Ask("a", "default", 51, wire.Release(token=held), 91, 0),
+        Ask("c", "default", 52, wire.QueuesComplete(job=grant.job, token=grant.token, result="2"), 92, 0),
+        Ask("d", "default", 53, acquire(run, "new"), 93, 0),
+        Ask("d", "default", 54, wire.RunsEnd(run=short, state="stopped"), 94, 0),
+    ]
+    h.connection.after = fails_at_commit
+    with pytest.raises(Lost):
+        h.executor.run(h.connection, entries)
+    h.connection.after = nothing
+    h.deliver()
+    assert not any(request.replies for request in waits)
+    h.run(Reread())
+    assert waits[0].reply == wire.OnceDone(result="1")
+    assert isinstance(waits[1].reply, wire.OnceGranted)
+    assert waits[2].reply == wire.JobView(job=job, state="succeeded", attempt=1, result="2")
+    assert waits[3].reply.code == "SCOPE_CANCELLED"
+    assert [push.run for push in a.told(wire.RunEnded)] == [short]
+    assert sorted(hold.subject[-1] for hold in h.memory.holds.values()) == ["held", "new", "x"]
+    assert token in h.memory.holds
+
+
+def test_after_an_unknown_end_of_a_session_it_is_gone(h: Harness, a: Client, b: Client, run: str) -> None:
+    b.ask(acquire(run))
+    b.waits(acquire(run))
+    h.connection.after = fails_at_commit
+    with pytest.raises(Lost):
+        h.executor.run(h.connection, [Ended("b", "died")])
+    h.connection.after = nothing
+    h.run(Reread(), Ended("b", "died"), Tick())
+    assert list(h.memory.sessions) == ["a"]
+    assert not h.memory.calls
+    assert not h.memory.holds
+
+
+def test_reading_again_changes_nothing_when_nothing_was_missed(h: Harness, a: Client, b: Client, run: str) -> None:
+    a.ask(acquire(run))
+    b.waits(acquire(run))
+    before = snapshot(h.memory)
+    h.run(Reread())
+    after = snapshot(h.memory)
+    assert {key: value[1:] for key, value in after["calls"].items()} == {
+        key: value[1:] for key, value in before["calls"].items()
+    }
+    assert {**after, "calls": None} == {**before, "calls": None}
+
+
+def test_a_lost_batch_names_the_entry_at_fault(h: Harness, a: Client, run: str) -> None:
+    connection: sqlite3.Connection = h.connection
+    entries = [a.entry(a.request(request)) for request in (acquire(run, "1"), acquire(run, "2"), acquire(run, "3"))]
+    acquire_for_real = dispatch.VERBS[wire.OnceAcquire]
+
+    def verb(tx: Tx, request: wire.OnceAcquire) -> Any:
+        if request.key == "2":
+            connection.execute("ROLLBACK")
+            raise sqlite3.OperationalError("database or disk is full")
+        return acquire_for_real(tx, request)
+
+    with pytest.MonkeyPatch.context() as patch:
+        put(patch, wire.OnceAcquire, verb)
+        with pytest.raises(Lost) as lost:
+            h.executor.run(connection, entries)
+    assert lost.value.index == 1
+    assert not h.memory.holds
+    assert not h.memory.replies
+    h.run(*entries)
+    assert len(h.memory.holds) == 3
+
+
+def test_logs_are_quiet_for_refusals(h: Harness, a: Client, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG):
+        a.refused("NOT_FOUND", wire.RunsGet(run="r99-test"))
+    assert not caplog.records

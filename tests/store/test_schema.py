@@ -1,0 +1,204 @@
+from __future__ import annotations
+
+import ast
+import gzip
+import logging
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import sqlglot
+
+from runstate import wire
+from runstated.domain import tidy
+from runstated.store import schema
+from tests.faults.test_sqlite_faults import Faulty, story
+from tests.harness import Connection, Harness
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+SOURCE = Path(schema.__file__).parents[1]
+VERBS = ("SELECT ", "INSERT ", "UPDATE ", "DELETE ")
+
+
+@pytest.fixture
+def connection() -> Iterator[sqlite3.Connection]:
+    connection = sqlite3.connect(":memory:", isolation_level=None)
+    yield connection
+    connection.close()
+
+
+def tables(connection: sqlite3.Connection) -> list[str]:
+    return [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")]
+
+
+# ------------------------------------------------------------------ migrations
+
+
+def test_a_new_file_gets_the_id_the_version_and_all_tables(connection: sqlite3.Connection) -> None:
+    schema.migrate(connection)
+    assert connection.execute("PRAGMA application_id").fetchone() == (int.from_bytes(b"RUNS", "big"),)
+    assert connection.execute("PRAGMA user_version").fetchone() == (schema.VERSION,)
+    assert tables(connection) == [
+        "counters", "events", "jobs", "leases", "once_keys", "queue_counts", "queues", "replies", "runs", "sessions",
+    ]  # fmt: skip
+
+
+def test_a_second_migration_changes_nothing(connection: sqlite3.Connection) -> None:
+    schema.migrate(connection)
+    before = connection.execute("PRAGMA schema_version").fetchone()
+    schema.migrate(connection)
+    assert connection.execute("PRAGMA schema_version").fetchone() == before
+
+
+def test_a_newer_file_is_refused_with_both_versions(connection: sqlite3.Connection) -> None:
+    schema.migrate(connection)
+    connection.execute(f"PRAGMA user_version = {schema.VERSION + 1}")
+    with pytest.raises(schema.NewerFile, match=rf"version {schema.VERSION + 1}, this runstated knows {schema.VERSION}"):
+        schema.migrate(connection)
+
+
+@pytest.mark.parametrize("setup", ["CREATE TABLE users (name TEXT)", "PRAGMA application_id = 1"])
+def test_the_file_of_another_program_is_refused_and_not_changed(connection: sqlite3.Connection, setup: str) -> None:
+    connection.execute(setup)
+    before = (tables(connection), connection.execute("PRAGMA application_id").fetchone())
+    with pytest.raises(schema.ForeignFile):
+        schema.migrate(connection)
+    assert (tables(connection), connection.execute("PRAGMA application_id").fetchone()) == before
+
+
+def test_steps_are_taken_one_by_one_and_a_failing_one_leaves_no_half(
+    connection: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schema.migrate(connection)
+    steps = (*schema.MIGRATIONS, ("CREATE TABLE more (x BIGINT);",), ("CREATE TABLE last (x BIGINT); BROKEN;",))
+    monkeypatch.setattr(schema, "MIGRATIONS", steps)
+    monkeypatch.setattr(schema, "VERSION", len(steps))
+    with pytest.raises(sqlite3.OperationalError):
+        schema.migrate(connection)
+    connection.execute("ROLLBACK")
+    assert connection.execute("PRAGMA user_version").fetchone() == (schema.VERSION - 1,)
+    assert "more" in tables(connection)
+    assert "last" not in tables(connection)
+
+
+def test_a_crash_before_the_first_table_leaves_a_file_that_can_be_migrated(connection: sqlite3.Connection) -> None:
+    connection.execute(f"PRAGMA application_id = {schema.APPLICATION_ID}")
+    schema.migrate(connection)
+    assert tables(connection)
+
+
+# ------------------------------------------------------------------ an old file
+
+
+def test_a_database_of_version_1_loads_and_says_what_it_said(tmp_path: Path) -> None:
+    path = tmp_path / "old.db"
+    path.write_bytes(gzip.decompress((GOLDEN / "v1.db.gz").read_bytes()))
+    h = Harness(path)
+    try:
+        h.check()
+        a = h.session("a")
+        seen = a.ask(wire.StatusGet())
+        assert sorted((run.name, run.state) for run in seen.runs) == [("below", "active"), ("job", "active")]
+        assert [holding.name for holding in seen.workers[0].holdings] == ["held", "running"]
+        counts = {"succeeded": 1, "failed": 1, "delayed": 1, "running": 1, "ready": 1}
+        assert seen.queues == (wire.QueueView(queue="q", attempts=3, counts=counts),)
+        run = a.ask(wire.RunsJoin(name="job")).run
+        assert a.ask(wire.OnceAcquire(run=run, key="done")) == wire.OnceDone(result='{"é": 1}')
+        assert a.ask(wire.OnceAcquire(run=run, key="failed")) == wire.OnceFailed(attempts=1, error="E: no")
+        assert a.ask(wire.OnceAcquire(run=run, key="open")).attempt == 2
+        (held,) = h.rows("SELECT token FROM leases WHERE subject = 'held'")[0]
+        assert a.beat(held) == [True]
+        job = a.ask(wire.QueuesSend(run=run, queue="q", key="succeeded", input="1"))
+        assert (job.state, job.result) == ("succeeded", '"out"')
+        h.pass_ms(2_000)
+        again = a.ask(wire.QueuesAdmit(queues=(wire.AdmitFrom(run=run, queue="q", places=9),)))
+        assert sorted((grant.key, grant.attempt) for grant in again.jobs) == [("delayed", 2), ("ready", 1)]
+        tokens = [token for (token,) in h.rows("SELECT token FROM leases")]
+        assert len(tokens) == len(set(tokens))
+        h.check()
+    finally:
+        h.close()
+
+
+# ------------------------------------------------------------------ portable SQL
+
+
+@pytest.fixture(scope="module")
+def executed() -> set[str]:
+    """Every statement that a story with every verb executes, and some rare ones."""
+    logging.disable(logging.CRITICAL)
+    Connection.statements.clear()
+    h = Faulty()
+    story(h)
+    a, b = h.session("x"), h.session("y")
+    run = a.ask(wire.RunsJoin(name="rare")).run
+    asked = a.submit(wire.RunsChild(parent=run))
+    asked.repeat()
+    token = b.ask(wire.OnceAcquire(run=run, key="k")).token
+    for _ in range(2):
+        b.ask(wire.OnceComplete(run=run, key="k", token=token, result="1"))
+    a.die()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tidy, "EVENTS_KEPT", 1)
+        patch.setattr(tidy, "EVENTS_IN_ONE_STEP", 1)
+        h.memory.due(h.clock.wall_ms())
+        h.pass_ms(0)
+    h.close()
+    logging.disable(logging.NOTSET)
+    return {sql for sql in Connection.statements if not sql.startswith(("PRAGMA", "CREATE"))}
+
+
+def test_every_statement_of_the_schema_is_postgresql_too() -> None:
+    for statement in schema.statements():
+        (parsed,) = sqlglot.parse(statement, read="postgres")
+        assert parsed is not None
+        assert parsed.key == "create", statement
+
+
+def test_every_statement_executed_is_postgresql_too(executed: set[str]) -> None:
+    assert len(executed) > 60
+    for sql in executed:
+        if sql.startswith(("BEGIN", "SAVEPOINT", "ROLLBACK", "RELEASE", "COMMIT")):
+            continue
+        (parsed,) = sqlglot.parse(sql, read="postgres", error_level=sqlglot.ErrorLevel.RAISE)
+        assert parsed is not None
+        assert parsed.key in ("select", "insert", "update", "delete"), sql
+        assert "?" not in sql, "parameters are named"
+
+
+def test_every_statement_in_the_source_was_executed(executed: set[str]) -> None:
+    """So that none is left out of the test above."""
+    beginnings: list[str] = []
+    for path in [*sorted((SOURCE / "domain").glob("*.py")), SOURCE / "batch.py", SOURCE / "store" / "tx.py"]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            text = node.values[0] if isinstance(node, ast.JoinedStr) else node
+            if isinstance(text, ast.Constant) and str(text.value).startswith(VERBS):
+                beginnings.append(str(text.value))
+    assert len(beginnings) > 60
+    missing = [each for each in beginnings if not any(sql.startswith(each) for sql in executed)]
+    assert not missing
+
+
+def test_tables_use_only_types_that_both_databases_have() -> None:
+    types = {
+        column.kind.sql()
+        for statement in schema.statements()
+        for parsed in sqlglot.parse(statement, read="postgres")
+        if parsed is not None
+        for column in parsed.find_all(sqlglot.exp.ColumnDef)
+        if column.kind is not None
+    }
+    assert types <= {"TEXT", "BIGINT", "INT"}
+
+
+def test_the_golden_file_is_small_and_was_closed_in_good_order(tmp_path: Path) -> None:
+    packed = GOLDEN / "v1.db.gz"
+    assert packed.stat().st_size < 20_000
+    with gzip.open(packed) as source, (tmp_path / "db").open("wb") as target:
+        shutil.copyfileobj(source, target)
+    connection = sqlite3.connect(tmp_path / "db")
+    assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    assert connection.execute("PRAGMA auto_vacuum").fetchone() == (2,)
+    connection.close()
