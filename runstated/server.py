@@ -76,6 +76,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=UNSENT_BYTES_MAX)
         self._server.connections.add(self)
         peer = processes.peer(self._transport.get_extra_info("socket"))
         self._pid = peer.pid
@@ -117,7 +118,8 @@ class Connection(asyncio.Protocol):
             self._frame(request_id, body)
 
     def pause_writing(self) -> None:
-        if self._transport is not None and self._transport.get_write_buffer_size() > UNSENT_BYTES_MAX:
+        """What is not sent yet has passed UNSENT_BYTES_MAX."""
+        if self._transport is not None:
             log.warning("process %d does not read its replies: the connection is closed", self._pid)
             self._transport.abort()
 

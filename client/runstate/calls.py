@@ -52,7 +52,7 @@ class Call:
         self,
         request_id: int,
         request: wire.Request[Any],
-        wake: Callable[[], Any],
+        wake: Callable[[], bool],
         loop: asyncio.AbstractEventLoop | None,
     ) -> None:
         self.request_id = request_id
@@ -93,7 +93,10 @@ class Call:
             return
         # In this order: an interrupt in between leaves a call that can be finished once more.
         self.answer, self.error = answer, error
-        self._wake()
+        if not self._wake():
+            # Its loop is closed: nobody will ever look. Somebody may still refer to its task, so nothing would be dropped.
+            for hold in answer.holds.values() if answer is not None else ():
+                hold.release()
         self._done = True
 
     def outcome(self) -> Answer[Any]:
@@ -114,11 +117,12 @@ class Gate:
         self._lock = threading.Lock()
         self._lock.acquire()
 
-    def open(self) -> None:
+    def open(self) -> bool:
         try:
             self._lock.release()
         except RuntimeError:
             pass  # it is open
+        return True
 
     def wait(self, timeout: float | None) -> bool:
         """Whether it was opened in time."""
@@ -127,17 +131,18 @@ class Gate:
         return self._lock.acquire(timeout=min(max(timeout, 0.0), threading.TIMEOUT_MAX))
 
 
-def future_waker(loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> Callable[[], None]:
-    """Resolves a future of a loop from any thread."""
+def future_waker(loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> Callable[[], bool]:
+    """Resolves a future of a loop from any thread; False when the loop is closed, and with it the wait."""
 
     def resolve() -> None:
         if not future.done():
             future.set_result(None)
 
-    def wake() -> None:
+    def wake() -> bool:
         try:
             loop.call_soon_threadsafe(resolve)
         except RuntimeError:
-            pass  # the loop is closed, and with it the wait
+            return False
+        return True
 
     return wake

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import errors, units
 from .context import context
+from .loading import load
 from .once import wrap
 from .queues import Queue
 from .runs import Binding
@@ -240,6 +241,7 @@ class Runstate:
         then waits up to 30 s for those that run."""
         if running_loop() is not None:
             raise errors.ConfigError("serve() would block the event loop of this thread: use `await aserve()`")
+        load()
         from .serving import serve  # brings asyncio, which plain callers of `once` do not need
 
         serve(self, concurrency=concurrency, queues=queues, signal=signal)
@@ -252,6 +254,7 @@ class Runstate:
         signal: SupportsIsSet | None = None,
     ) -> None:
         """The same on the running event loop; cancelling the task drains, too."""
+        load()
         from .serving import aserve
 
         await aserve(self, concurrency=concurrency, queues=queues, signal=signal)

@@ -16,7 +16,6 @@ from __future__ import annotations
 import atexit
 import itertools
 import os
-import sys
 import threading
 import time
 import weakref
@@ -188,7 +187,7 @@ class Connection:
     def _new_call(
         self,
         request: wire.Request[Any],
-        wake: Callable[[], Any],
+        wake: Callable[[], bool],
         loop: asyncio.AbstractEventLoop | None,
         before: Call | None,
     ) -> Call:
@@ -201,11 +200,9 @@ class Connection:
         return call
 
     def _check(self) -> None:
-        """Raises UnavailableError where a call could only hang."""
+        """Raises UnavailableError where a call would wait for itself."""
         if self.pid != os.getpid():
             self._after_fork()  # a fork that Python did not see
-        if sys.is_finalizing():  # no thread runs any more that could read the answer or let go of the lock
-            raise errors.UnavailableError("the interpreter is shutting down", code="UNAVAILABLE")
         if self._lock._is_owned():  # type: ignore[attr-defined]
             # A signal handler or a finaliser of the user's has interrupted this thread while it was sending.
             raise errors.UnavailableError(
@@ -259,8 +256,12 @@ class Connection:
 
     def _tell(self, request: wire.Request[Any]) -> None:
         """Sends a message that wants no answer, now or on the next connection (with the lock held)."""
-        frame = self._one_way(request)
-        if self._stream is None or not self._stream.write(frame):
+        self._send_news(self._one_way(request))
+
+    def _send_news(self, frame: bytes) -> None:
+        if self._stream is not None and not self._stream.write(frame):
+            self._drop(self._stream)
+        if self._stream is None:
             self._owes = True
 
     def _one_way(self, request: wire.Request[Any]) -> bytes:
@@ -535,10 +536,10 @@ class Connection:
     def _beat(self, tokens: tuple[int, ...]) -> None:
         """Sends a beat for the tokens (none: only what else there is to say)."""
         with self._lock:
-            if self._stream is not None:
-                news = self._with_news(framing.pack(0, wire.encode(wire.Beat(tokens=tokens))) if tokens else b"")
-                if news:
-                    self._stream.write(news)
+            news = self._with_news(framing.pack(0, wire.encode(wire.Beat(tokens=tokens))) if tokens else b"")
+            if news:
+                self._send_news(news)
+                self._wake_if_needed()
 
     # ------------------------------------------------------------------ the end
 

@@ -39,4 +39,8 @@ def decode(text: str) -> Any:
 
 def error_text(error: BaseException) -> str:
     """How a failure is recorded: ``<Type>: <message>``, at most 2,000 characters, without what UTF-8 cannot carry."""
-    return f"{type(error).__name__}: {error}"[:2000].encode("utf-8", "replace").decode()
+    try:
+        message = str(error)
+    except Exception as worse:  # the user's own code, too
+        message = f"(its text cannot be had: {type(worse).__name__})"
+    return f"{type(error).__name__}: {message}"[:2000].encode("utf-8", "replace").decode()

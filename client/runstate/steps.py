@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from .context import enter, leave
+from .loading import load
 
 if TYPE_CHECKING:
     from . import wire
@@ -36,6 +37,7 @@ Steps: TypeAlias = Generator[Step, Any, T]
 
 def drive(connection: Callable[[], Connection], steps: Steps[T]) -> T:
     """Runs the steps in plain code; blocks."""
+    load()
     outcome: Any = None
     error: BaseException | None = None
     try:
@@ -57,6 +59,7 @@ def drive(connection: Callable[[], Connection], steps: Steps[T]) -> T:
 
 async def adrive(connection: Callable[[], Connection], steps: Steps[T]) -> T:
     """Runs the steps in a coroutine."""
+    load()
     outcome: Any = None
     error: BaseException | None = None
     try:

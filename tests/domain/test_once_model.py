@@ -363,5 +363,5 @@ class OnceMachine(RuleBasedStateMachine):
         assert all(not wait.request.replies for wait in self.model.waits)
 
 
-OnceMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=40)
+OnceMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=40)
 TestOnce = OnceMachine.TestCase

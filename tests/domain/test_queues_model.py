@@ -112,7 +112,7 @@ class QueuesMachine(RuleBasedStateMachine):
         assert job.state == "ready", f"{job} was given away"
         assert (job.queue, job.run, job.attempt + 1) == (wanted.queue, grant.run, grant.attempt)
         assert job.run in self.below(wanted.run) and job.run not in self.model.over
-        job.state, job.attempt = "running", grant.attempt
+        job.state, job.attempt, job.reason = "running", grant.attempt, None
         assert grant.token not in self.model.holds
         until = self.h.memory.holds[grant.token].expires if grant.token in self.h.memory.holds else 0
         self.model.holds[grant.token] = Held(request.client.name, job, until, wanted.lease_ms, request.id)
@@ -355,5 +355,5 @@ class QueuesMachine(RuleBasedStateMachine):
                 assert request.reply.code == "SCOPE_CANCELLED"
 
 
-QueuesMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=40)
+QueuesMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=40)
 TestQueues = QueuesMachine.TestCase

@@ -22,8 +22,8 @@ def test_status_shows_active_runs_workers_with_what_they_hold_and_queues(h: Harn
         ("b", 101, "python x"),
     ]
     assert seen.workers[1].holdings == (
-        wire.Holding(token=grant.token, kind="job", name="the-key", run="job", since_ms=since),
-        wire.Holding(token=token, kind="once", name="k", run="job", since_ms=since + 1_000),
+        wire.Holding(token=grant.token, kind="job", name="the-key", run=run, since_ms=since),
+        wire.Holding(token=token, kind="once", name="k", run=run, since_ms=since + 1_000),
     )
     assert seen.queues == (wire.QueueView(queue="q", attempts=3, counts={"ready": 1, "running": 1}),)
     assert seen.more == ()

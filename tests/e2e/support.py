@@ -6,6 +6,7 @@ status shows. ``PATIENCE_S`` is a limit for hanging, never a measure of speed. E
 
 from __future__ import annotations
 
+import atexit
 import os
 import select
 import signal
@@ -19,6 +20,7 @@ from typing import Any
 
 from runstate import framing, wire
 from tests.daemons import PATIENCE_S, Home
+from tests.e2e.nursery import Forked, Nursery
 
 # What every program starts with. ``say`` and ``effect`` are one write each, so that lines of many processes and threads
 # never mix, and what a killed process had said is never half a line.
@@ -50,6 +52,17 @@ def name(call, *args, **kwargs):
 """
 
 
+_nurseries: list[Nursery] = []
+
+
+def nursery() -> Nursery:
+    """One for the whole test run; it ends with it."""
+    if not _nurseries:
+        _nurseries.append(Nursery())
+        atexit.register(_nurseries[0].close)
+    return _nurseries[0]
+
+
 def eventually(look: Callable[[], Any], what: str = "") -> Any:
     """Looks again and again until what it sees is true; that."""
     deadline = time.monotonic() + PATIENCE_S
@@ -64,7 +77,7 @@ def eventually(look: Callable[[], Any], what: str = "") -> Any:
 class Program:
     """A Python program in a process of its own. Its stderr goes to a file, which a failing test shows."""
 
-    def __init__(self, process: subprocess.Popen[bytes], stderr: Path) -> None:
+    def __init__(self, process: subprocess.Popen[bytes] | Forked, stderr: Path) -> None:
         self.process = process
         self.pid = process.pid
         self._stderr = stderr
@@ -156,6 +169,7 @@ class Daemon(Home):
         self.effects_file = directory / "effects"
         self.environ["EFFECTS"] = str(self.effects_file)
         self.environ["PYTHONUNBUFFERED"] = "1"
+        self.space = "default"
         self.process: subprocess.Popen[bytes] | None = None
         self.programs: list[Program] = []
 
@@ -220,29 +234,55 @@ class Daemon(Home):
         os.kill(self.pid, signal.SIGCONT)
 
     def close(self) -> None:
-        for program in self.programs:
-            program.close()
+        self.end_programs()
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
             self.process.wait(PATIENCE_S)
         super().close()
 
+    def fresh(self, space: str) -> None:
+        """The same daemon, with nothing of what earlier tests did to be seen."""
+        self.end_programs()
+        self.space = self.environ["RUNSTATE_SPACE_ID"] = space
+        self.effects_file = self.directory / f"effects-{space}"
+        self.environ["EFFECTS"] = str(self.effects_file)
+
     # ------------------------------------------------------------------ programs
 
-    def program(self, source: str, *arguments: object, preamble: str = PREAMBLE, **environ: str) -> Program:
-        """Starts a Python program."""
-        stderr = self.directory / f"stderr-{len(self.programs)}"
+    def end_programs(self) -> None:
+        while self.programs:
+            self.programs.pop().close()
+
+    def program(self, source: str, *arguments: object, fresh: bool = False, **environ: str) -> Program:
+        """Starts a Python program. ``fresh``: with an interpreter of its own, that has imported nothing yet."""
+        given = [str(argument) for argument in arguments]
+        if fresh:
+            return self.command_program(sys.executable, "-c", PREAMBLE + source, *given, **environ)
+        stderr = self._stderr()
+        with open(stderr, "wb") as file:
+            forked = nursery().start(PREAMBLE + source, given, {**self.environ, **environ}, file.fileno())
+        return self._kept(forked, stderr)
+
+    def command_program(self, *command: str, cwd: Path | None = None, **environ: str) -> Program:
+        """Starts a command as it would be in a shell."""
+        stderr = self._stderr()
         with open(stderr, "wb") as file:
             process = subprocess.Popen(
-                [sys.executable, "-c", preamble + source, *map(str, arguments)],
+                command,
                 env={**self.environ, **environ},
+                cwd=cwd,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=file,
             )
-        program = Program(process, stderr)
-        self.programs.append(program)
-        return program
+        return self._kept(process, stderr)
+
+    def _stderr(self) -> Path:
+        return self.directory / f"stderr-{os.urandom(4).hex()}"
+
+    def _kept(self, process: subprocess.Popen[bytes] | Forked, stderr: Path) -> Program:
+        self.programs.append(Program(process, stderr))
+        return self.programs[-1]
 
     def effects(self) -> list[str]:
         """What the programs have done to the world, in that order."""
@@ -255,7 +295,7 @@ class Daemon(Home):
 
     def status(self) -> wire.StatusView:
         with self.knock() as raw:
-            raw.hello(session=f"look-{os.urandom(4).hex()}")
+            raw.hello(session=f"look-{os.urandom(4).hex()}", space=self.space)
             seen: wire.StatusView = raw.ask(wire.StatusGet(limit=1_000))
             raw.ask(wire.Bye())
             return seen

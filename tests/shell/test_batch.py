@@ -203,6 +203,24 @@ def test_a_key_passes_from_hand_to_hand_in_one_transaction(h: Harness, a: Client
     assert third.reply is None, "no gap for a third party"
 
 
+def test_of_a_line_no_more_are_looked_at_than_can_go_on_and_the_next(
+    h: Harness, a: Client, run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = a.ask(acquire(run)).token
+    for number in range(20):
+        h.session(f"s{number}").waits(acquire(run))
+    looked: list[str] = []
+    acquire_for_real = dispatch.VERBS[wire.OnceAcquire]
+
+    def counts(tx: Tx, request: wire.OnceAcquire) -> Any:
+        looked.append(tx.caller.session)
+        return acquire_for_real(tx, request)
+
+    put(monkeypatch, wire.OnceAcquire, counts)
+    a.ask(wire.Release(token=token))
+    assert looked == ["s0", "s1"]
+
+
 def test_nothing_goes_out_before_the_commit(h: Harness, a: Client, run: str) -> None:
     asked = a.request(acquire(run))
     h.connection.before = fails_at_commit

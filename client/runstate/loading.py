@@ -1,0 +1,56 @@
+"""What the first call needs is imported then, not with the package: nobody pays for it before. In a thread of its own.
+
+An import takes tens of milliseconds, and Ctrl-C in the middle of it would be worse than a traceback: half-built msgspec
+decoders crash the interpreter, and Python's import locks stay taken for the other threads. Signal handlers run in the
+main thread only, so it waits, interruptibly, while another one imports.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+
+from . import errors
+
+_done = threading.Event()
+_started: dict[str, threading.Thread] = {}  # at most one, under "import"
+
+
+def load() -> None:
+    """Returns when everything is imported. Errors of an import come out of the next attempt, where it is needed.
+
+    Raises UnavailableError in the teardown of the interpreter: no thread runs any more that could read an answer.
+    """
+    if sys.is_finalizing():
+        raise errors.UnavailableError("the interpreter is shutting down", code="UNAVAILABLE")
+    if _done.is_set():
+        return
+    thread = threading.Thread(target=_import, name="runstate-import", daemon=True)
+    try:
+        if _started.setdefault("import", thread) is thread:
+            thread.start()
+    except RuntimeError:  # no thread can be started any more: the interpreter is shutting down
+        _import()
+    except BaseException:
+        _started.clear()  # it may run already; a second one beside it does no harm
+        raise
+    _done.wait()
+
+
+def _import() -> None:
+    try:
+        from . import connection, results  # noqa: F401
+    finally:
+        _done.set()
+
+
+def _forked() -> None:
+    global _done
+    if not _done.is_set():
+        _done = threading.Event()
+        _started.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)

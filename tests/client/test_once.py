@@ -1,0 +1,226 @@
+"""``once`` as its users see it: one execution, one shape of result, failures, contexts, options."""
+
+from __future__ import annotations
+
+from tests.e2e.support import Daemon
+
+
+def test_everybody_gets_the_value_as_it_comes_back_from_json(daemon: Daemon) -> None:
+    source = """
+@runstate.once
+def work():
+    effect("worked")
+    return {"tuple": (1, 2), "float": 1.5, "text": chr(0x1F600), "none": None, "big": 2**60, "nested": [{"a": []}]}
+@runstate.once(name="work")
+async def awork():
+    return "never"
+say(json.dumps(work()), work() == asyncio.run(awork()))
+"""
+    first, second = (daemon.program(source).ends_well() for _ in range(2))
+    assert first == second
+    assert first[0].endswith(" True")
+    assert '"tuple": [1, 2]' in first[0]
+    assert daemon.effects() == ["worked"]
+
+
+def test_results_that_cannot_be_recorded_count_as_failures(daemon: Daemon) -> None:
+    said = daemon.program(
+        """
+@runstate.once(attempts=1)
+def wrong(what):
+    return {"set": {1}, "nan": float("nan"), "half": chr(0xD800), "large": "x" * 65_535, "fits": "x" * 65_534}[what]
+for what in ("set", "nan", "half", "large"):
+    try:
+        wrong(what)
+    except runstate.OnceFailedError as error:
+        say(error.attempts, type(error.__cause__).__name__, "JSON" in str(error) or "65536 bytes" in str(error))
+say(name(wrong, "set"), len(wrong("fits")))
+
+@runstate.once(attempts=2)
+def twice(what):
+    return {"set": {1}, "large": "x" * 65_535}[what]
+say(name(twice, "set"), name(twice, "set"), name(twice, "large"), name(twice, "large"))
+"""
+    ).ends_well()
+    failed = "OnceFailedError ONCE_FAILED"
+    assert said == [
+        *["1 ConfigError True"] * 3,
+        "1 ResultTooLargeError True",
+        f"{failed} 65534",
+        f"ConfigError CONFIG_ERROR {failed} ResultTooLargeError RESULT_TOO_LARGE {failed}",
+    ]
+
+
+def test_the_failure_that_uses_up_the_attempts_is_a_once_failed_error_for_its_very_caller(daemon: Daemon) -> None:
+    said = daemon.program(
+        """
+@runstate.once(attempts=2)
+def fails():
+    say("attempt", runstate.context().attempt)
+    raise ValueError("always")
+for _ in range(3):
+    try:
+        fails()
+    except ValueError as error:
+        say("own", error)
+    except runstate.OnceFailedError as error:
+        say(error.attempts, error, type(error.__cause__).__name__)
+"""
+    ).ends_well()
+    assert said == [
+        "attempt 1",
+        "own always",
+        "attempt 2",
+        "2 ValueError: always ValueError",
+        "2 ValueError: always NoneType",
+    ]
+
+
+def test_a_failure_lets_the_next_waiting_caller_try(daemon: Daemon) -> None:
+    source = """
+@runstate.once
+def work():
+    say("tries", runstate.context().attempt)
+    if hear() == "fail":
+        raise ValueError("first")
+    return "second"
+say(name(work))
+"""
+    first = daemon.program(source)
+    first.expect("tries 1")
+    second = daemon.program(source)
+    daemon.waits(1)
+    first.say("fail")
+    assert first.ends_well() == ["ValueError "]
+    second.expect("tries 2")
+    second.say("good")
+    assert second.ends_well() == ["'second'"]
+
+
+def test_the_context_inside_and_outside(daemon: Daemon) -> None:
+    said = daemon.program(
+        """
+import re, copy, pickle
+@runstate.once
+def outer():
+    before = runstate.context()
+    say(bool(re.fullmatch("outer:[0-9a-f]{32}", before.key)), before.attempt, before.run.name, before.signal)
+    say(before.run.id == runstate.run_id(), runstate.Runstate().context() is before)
+    inner()
+    say(runstate.context() is before)
+    seen = []
+    thread = threading.Thread(target=lambda: seen.append(runstate.context()))
+    thread.start(); thread.join()
+    say(seen, name(pickle.dumps, before.signal).split()[0])
+    return None
+@runstate.once(name="other", key=lambda: "mine")
+def inner():
+    say(runstate.context().key)
+def in_thread():
+    say(runstate.context().key.split(":")[0])
+async def task():
+    say(runstate.context().key.split(":")[0])
+@runstate.once
+async def around():
+    await asyncio.gather(task(), asyncio.create_task(task()), asyncio.to_thread(in_thread))
+say(runstate.context())
+outer()
+say(runstate.context())
+asyncio.run(around())
+say(runstate.context())
+"""
+    ).ends_well()
+    assert said == [
+        "None",
+        "True 1 default <Combined set=False>",
+        "True True",
+        "other:mine",
+        "True",
+        "[None] TypeError",
+        "None",
+        "around",
+        "around",
+        "around",
+        "None",
+    ]
+
+
+def test_arguments_and_options(daemon: Daemon) -> None:
+    said = daemon.program(
+        """
+import functools, inspect
+@runstate.once
+def work(a, b=1, *rest, c=2, **more):
+    "Documented."
+    effect("work", a, b, c)
+    return [a, b, c]
+say(work("x"), work(a="x"), work("x", 1), work("x", c=5), work("x", c=5))
+say(work.__name__, work.__doc__, inspect.signature(work), inspect.iscoroutinefunction(work))
+@runstate.once(name="named")
+async def other(): return 1
+say(other.__name__, inspect.iscoroutinefunction(other), asyncio.run(other()))
+say(runstate.once(lambda: 3, name="lambda")(), runstate.once(name="lambda")(lambda: 4)())
+class Company:
+    def __init__(self, domain): self.domain = domain
+    @runstate.once(name="method", key=lambda self: self.domain)
+    def method(self): return self.domain
+say(Company("a").method(), Company("a").method())
+say(name(work), name(work, object()), name(work, {1}))
+for wrong in (dict(attempts=0), dict(attempts=101), dict(attempts=1.0), dict(lease="x"), dict(name=""), dict(key=3)):
+    say(name(lambda: runstate.once(work, **wrong)))
+say(name(runstate.once, 7), name(runstate.once, functools.partial(work, 1)))
+for key in (lambda: 7, lambda: "", lambda: "x" * 256):
+    say(name(runstate.once(lambda: 1, name="k", key=key)))
+"""
+    ).ends_well()
+    config = "ConfigError CONFIG_ERROR"
+    assert said == [
+        "['x', 1, 2] ['x', 1, 2] ['x', 1, 2] ['x', 1, 5] ['x', 1, 5]",
+        "work Documented. (a, b=1, *rest, c=2, **more) False",
+        "named True 1",
+        "3 3",
+        "a a",
+        f"TypeError  {config} {config}",
+        *[config] * 6,
+        f"{config} {config}",
+        *[config] * 3,
+    ]
+    assert daemon.effects() == ["work x 1 2", "work x 1 2", "work x 1 5"]
+
+
+def test_a_stop_iteration_or_an_exit_in_the_function_is_passed_on(daemon: Daemon) -> None:
+    said = daemon.program(
+        """
+@runstate.once(attempts=1)
+def stops(): raise StopIteration("x")
+@runstate.once(attempts=1)
+def exits(): sys.exit(4)
+@runstate.once(attempts=1)
+async def cancels(): raise asyncio.CancelledError
+say(name(stops), name(stops), name(exits), name(exits), name(asyncio.run, cancels()), name(asyncio.run, cancels()))
+"""
+    ).ends_well()
+    once_failed = "OnceFailedError ONCE_FAILED"
+    assert said == [
+        f"{once_failed} {once_failed} SystemExit 4 SystemExit 4 CancelledError  CancelledError ",
+    ], "exits and cancellations are no failures"
+    daemon.nothing_is_left()
+
+
+def test_a_computation_that_keeps_the_interpreter_busy_does_not_stop_the_heartbeat(daemon: Daemon) -> None:
+    program = daemon.program(
+        """
+@runstate.once(lease="5s")
+def busy():
+    ends = time.monotonic() + 6
+    say("busy")
+    while time.monotonic() < ends:
+        sum(range(10_000))
+    return runstate.context().signal.is_set()
+say(busy())
+"""
+    )
+    program.expect("busy")
+    waiter = daemon.program("@runstate.once\ndef busy(): return 'taken over'\nsay(busy())")
+    assert program.ends_well() == ["False"]
+    assert waiter.ends_well() == ["False"]
