@@ -10,6 +10,7 @@ daemon itself has to do (deaths, lapses) is kept until a batch commits.
 
 import asyncio
 import logging
+import os
 import sqlite3
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -34,6 +35,7 @@ EPOCH = "epoch"  # counter of the daemon's starts: the upper part of every arriv
 EPOCH_BITS = 40
 SLICE = 1_000  # replies sent in one turn of the loop, so that 10^5 waiters of one result do not hold up the rest
 OVERSLEPT_MS = 1_000  # a batch longer than this is time in which no beat was heard
+EXIT_SOFTWARE = 70  # as in sysexits.h
 RETRY_S_MIN = 0.5  # how soon the daemon's own entries are tried again after a failed batch ...
 RETRY_S_MAX = 5.0  # ... doubling up to this
 QUIET_MS = 60_000  # trouble that comes and goes (a disk with room for some writes) is logged once in this time
@@ -90,6 +92,7 @@ class Engine:
         self._wall = self.clock.wall_alarm(loop, self._on_wall)
         self.known = await self.store.write(self._load)
         self._worker = asyncio.create_task(self._work(), name="engine")
+        self._worker.add_done_callback(_leave_on_fault)
         self.memory.due(self.clock.wall_ms())
         self._want_tick()
 
@@ -419,3 +422,11 @@ class Engine:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)  # a task that nobody refers to may be collected while it runs
         task.add_done_callback(self._tasks.discard)
+
+
+def _leave_on_fault(worker: asyncio.Task[None]) -> None:
+    """A daemon whose engine has ended would answer nobody and look alive. All that was acknowledged is on disk, and its
+    clients start another one."""
+    if not worker.cancelled() and worker.exception() is not None:
+        log.critical("the engine has failed; leaving", exc_info=worker.exception())
+        os._exit(EXIT_SOFTWARE)

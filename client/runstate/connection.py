@@ -265,8 +265,8 @@ class Connection:
             self._owes = True
 
     def _one_way(self, request: wire.Request[Any]) -> bytes:
-        """The frame of a message that wants no answer. Nobody says that it arrived, and a second one does no harm: it is
-        kept to be sent again on the next connection."""
+        """The frame of a message that wants no answer. Nobody says that it arrived, and a second one does no harm: so
+        it is kept, to be sent again on the next connection."""
         frame = framing.pack(0, wire.encode(request))
         self._recent.append(frame)
         return frame
@@ -315,7 +315,7 @@ class Connection:
                 self._wake_if_needed()
 
     def _wake_if_needed(self) -> None:
-        """Gives the turn to the reader thread if nobody has it and there is something to read for (with the lock held)."""
+        """Gives the turn to the reader thread if nobody has it and there is something to read for (with the lock)."""
         if self._turn is None:
             if self._calls or self.holds or self._owned or self._owes:
                 self._wake_reader()
@@ -375,8 +375,8 @@ class Connection:
     def _connect(self) -> Stream:
         """A connection that has said hello and on which everything open has been sent.
 
-        Raises RunstateError: at once for a first connection, after ``timeout`` for one that was lost. Where nobody waits
-        and nothing is held, no daemon is started: there is only something to tell or to hear.
+        Raises RunstateError: at once for a first connection, after ``timeout`` for one that was lost. Where nobody
+        waits and nothing is held, no daemon is started: there is only something to tell or to hear.
         """
         deadline = time.monotonic() + self.address.timeout_s
         pause = RETRY_S_MIN

@@ -141,7 +141,7 @@ class Hello(Request[Welcome], tag="hello", frozen=True):
     protocol_min: int
     session: Id
     worker: Label
-    pid: Annotated[int, Meta(ge=0)] = 0
+    pid: Annotated[int, Meta(ge=0, le=2**31)] = 0
     namespace: Label = ""
     command: Text = ""
     space: Name = "default"

@@ -205,22 +205,3 @@ say(name(stops), name(stops), name(exits), name(exits), name(asyncio.run, cancel
         f"{once_failed} {once_failed} SystemExit 4 SystemExit 4 CancelledError  CancelledError ",
     ], "exits and cancellations are no failures"
     daemon.nothing_is_left()
-
-
-def test_a_computation_that_keeps_the_interpreter_busy_does_not_stop_the_heartbeat(daemon: Daemon) -> None:
-    program = daemon.program(
-        """
-@runstate.once(lease="5s")
-def busy():
-    ends = time.monotonic() + 6
-    say("busy")
-    while time.monotonic() < ends:
-        sum(range(10_000))
-    return runstate.context().signal.is_set()
-say(busy())
-"""
-    )
-    program.expect("busy")
-    waiter = daemon.program("@runstate.once\ndef busy(): return 'taken over'\nsay(busy())")
-    assert program.ends_well() == ["False"]
-    assert waiter.ends_well() == ["False"]

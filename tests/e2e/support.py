@@ -170,6 +170,8 @@ class Daemon(Home):
         self.environ["EFFECTS"] = str(self.effects_file)
         self.environ["PYTHONUNBUFFERED"] = "1"
         self.space = "default"
+        self.is_shared = False
+        self._looker: Raw | None = None
         self.process: subprocess.Popen[bytes] | None = None
         self.programs: list[Program] = []
 
@@ -235,6 +237,7 @@ class Daemon(Home):
 
     def close(self) -> None:
         self.end_programs()
+        self._look_no_more()
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
             self.process.wait(PATIENCE_S)
@@ -243,6 +246,8 @@ class Daemon(Home):
     def fresh(self, space: str) -> None:
         """The same daemon, with nothing of what earlier tests did to be seen."""
         self.end_programs()
+        self._look_no_more()
+        self.is_shared = True
         self.space = self.environ["RUNSTATE_SPACE_ID"] = space
         self.effects_file = self.directory / f"effects-{space}"
         self.environ["EFFECTS"] = str(self.effects_file)
@@ -294,11 +299,23 @@ class Daemon(Home):
         return Raw(self.socket)
 
     def status(self) -> wire.StatusView:
-        with self.knock() as raw:
-            raw.hello(session=f"look-{os.urandom(4).hex()}", space=self.space)
-            seen: wire.StatusView = raw.ask(wire.StatusGet(limit=1_000))
-            raw.ask(wire.Bye())
-            return seen
+        """A shared daemon is looked at over one connection. One that may be restarted is looked at by passers-by: it
+        would wait for a session that it knows."""
+        looker = self._looker
+        if looker is None:
+            looker = self.knock()
+            looker.hello(session=f"look-{os.urandom(4).hex()}", space=self.space)
+            self._looker = looker if self.is_shared else None
+        seen: wire.StatusView = looker.ask(wire.StatusGet(limit=1_000))
+        if not self.is_shared:
+            looker.ask(wire.Bye())
+            looker.socket.close()
+        return seen
+
+    def _look_no_more(self) -> None:
+        if self._looker is not None:
+            self._looker.socket.close()
+            self._looker = None
 
     def holdings(self) -> list[wire.Holding]:
         return [holding for worker in self.status().workers for holding in worker.holdings]

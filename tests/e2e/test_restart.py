@@ -119,7 +119,7 @@ def test_the_daemon_killed_again_and_again_under_load_breaks_no_promise(daemon: 
         daemon.kill()
         daemon.start()
 
-    under_load(daemon, disturb, 5)
+    under_load(daemon, disturb, 4)
 
 
 def test_clean_restarts_under_load_break_no_promise(daemon: Daemon) -> None:

@@ -93,26 +93,63 @@ say(work(sys.argv[1]))
 """
 
 
-def test_a_holder_stopped_past_its_lease_has_lost_it(daemon: Daemon) -> None:
+BUSY = """
+@runstate.once(lease="5s")
+def busy():
+    say("busy")
+    ends = time.monotonic() + 6
+    while time.monotonic() < ends:
+        sum(range(10_000))
+    return runstate.context().signal.is_set()
+say(busy())
+"""
+LATE_WORKER = """
+@runstate.queue("q", lease="5s")
+def handle(input):
+    if runstate.context().attempt == 1:
+        say("handles"); hear()
+        say("told", runstate.context().signal.wait(20))
+    return runstate.context().attempt
+say("left", runstate.serve())
+"""
+
+
+def test_what_the_end_of_a_lease_means(daemon: Daemon) -> None:
+    """Four stories at the same time, for each takes as long as the shortest lease: a holder that is stopped and returns,
+    one that raises, a worker that is stopped, and a computation that keeps its interpreter busy and loses nothing."""
     holders = {how: daemon.program(HOLDER, how) for how in ("finish", "fail")}
-    for holder in holders.values():
-        holder.expect("works")
+    worker, busy = daemon.program(LATE_WORKER), daemon.program(BUSY)
+    sender = daemon.program("say(runstate.queue('q', attempts=5)(1))")
+    for program, line in ((worker, "handles"), (busy, "busy"), *((holder, "works") for holder in holders.values())):
+        program.expect(line)
     seconds = [daemon.program(QUICK, how) for how in holders]
-    daemon.waits(2)
-    for holder in holders.values():
-        holder.send_signal(signal.SIGSTOP)
+    patient = daemon.program("@runstate.once\ndef busy(): return 'taken over'\nsay(busy())")
+    other = daemon.program(LATE_WORKER)
+    daemon.waits(5)
+    stopped = [*holders.values(), worker]
+    for program in stopped:
+        program.send_signal(signal.SIGSTOP)
     for second in seconds:
         assert second.ends_well() == ["second"]
+    assert sender.ends_well() == ["2"]
+    for program in stopped:
+        program.send_signal(signal.SIGCONT)
     for how, holder in holders.items():
-        holder.send_signal(signal.SIGCONT)
         holder.say(how)
     holders["fail"].expect("LeaseLostError LEASE_LOST ValueError")
     holders["finish"].expect("signal True LeaseLostError", "LeaseLostError LEASE_LOST None")
     for holder in holders.values():
         assert holder.ends_well() == ["'second'"], "the late outcome does not count"
+    worker.say()
+    worker.expect("told True")
+    for program in (worker, other):
+        program.send_signal(signal.SIGTERM)
+        assert program.ends_well() == ["left None"], "a late result is dropped quietly"
+    assert (busy.ends_well(), patient.ends_well()) == (["False"], ["False"])
     daemon.terminate()
-    recorded = daemon.rows("SELECT state, failures, takeovers, result FROM once_keys")
-    assert recorded == [("done", 0, 1, '"second"')] * 2
+    recorded = daemon.rows("SELECT state, failures, takeovers, result FROM once_keys ORDER BY key DESC")
+    assert recorded == [("done", 0, 1, '"second"')] * 2 + [("done", 0, 0, "false")]
+    assert daemon.rows("SELECT state, attempt, result FROM jobs") == [("succeeded", 2, "2")]
 
 
 def test_nobody_loses_anything_while_the_daemon_itself_is_stopped(daemon: Daemon) -> None:

@@ -25,7 +25,7 @@ from tests.harness import Harness, check_memory, snapshot
 LIMITS = ("budget-like", "fast", "slow")
 POOLS = ("gpu", "disk")
 SIZE = {"budget-like": 5, "fast": 4, "slow": 2, "gpu": 3, "disk": 2}
-SEEDS = range(60)
+SEEDS = range(50)
 STEPS = 60
 
 
@@ -332,6 +332,38 @@ def test_the_head_of_a_line_that_goes_away_is_passed_over_at_once(world: World) 
     assert big in world.memory.calls, "it keeps its place"
 
 
+def test_who_is_overtaken_by_a_session_that_is_back_holds_up_other_lines_no_more(world: World) -> None:
+    a, b, c, d = world.sessions[:4]
+    world.ask(a, Take(limits={"fast": 1}, slots={"gpu": 2}))
+    world.ask(b, Take(limits={"fast": 4}))
+    world.run(Away(b, True))
+    aside = world.ask(c, Take(limits={"fast": 2}, slots={"gpu": 2}))
+    small = world.ask(d, Take(slots={"gpu": 1}))
+    assert set(world.memory.calls[aside].lines) == {line("fast"), line("gpu")}
+    assert small in world.memory.calls
+    world.run(Away(b, False))
+    assert set(world.memory.calls[aside].lines) == {line("fast")}
+    assert world.units.taken[-1] == small
+
+
+def test_who_is_overtaken_by_an_older_call_from_another_line_holds_up_other_lines_no_more(world: World) -> None:
+    a, b, c, d = world.sessions[:4]
+    keeper = world.h.session("keeper")
+    run = keeper.ask(wire.RunsJoin(name="r")).run
+    token = keeper.ask(wire.OnceAcquire(run=run, key="k")).token
+    world.ask(a, Take(limits={"slow": 2}, slots={"gpu": 2}))
+    older = world.ask(b, Take(limits={"slow": 2, "fast": 3}))
+    aside = world.ask(c, Take(limits={"fast": 2}, slots={"gpu": 2}))
+    small = world.ask(d, Take(slots={"gpu": 1}))
+    world.ask(a, Take(limits={"fast": 2}, within=(token,)))
+    assert set(world.memory.calls[older].lines) == {line("slow")}
+    assert set(world.memory.calls[aside].lines) == {line("fast"), line("gpu")}
+    world.ask(a, Give(units={"slow": 2}))
+    assert set(world.memory.calls[older].lines) == {line("fast")}
+    assert set(world.memory.calls[aside].lines) == {line("fast")}
+    assert world.units.taken[-1] == small
+
+
 def test_a_call_of_a_session_that_is_away_already_is_passed_over_too(world: World) -> None:
     a, b, c = world.sessions[:3]
     first = world.ask(a, Take(slots={"gpu": 3}))
@@ -438,7 +470,7 @@ def test_a_number_is_not_given_again_after_a_rollback() -> None:
 # ------------------------------------------------------------------ who is behind whom
 
 
-@pytest.mark.parametrize("seed", range(200))
+@pytest.mark.parametrize("seed", range(120))
 def test_a_circle_is_found_exactly_when_there_is_one(seed: int) -> None:
     print(f"seed {seed}")
     rng = random.Random(seed)

@@ -316,34 +316,6 @@ for queue in (plain, asynchronous):
     assert worker.errors() == ""
 
 
-def test_a_late_result_is_dropped_quietly(daemon: Daemon) -> None:
-    worker = daemon.program(
-        """
-@runstate.queue("q", lease="5s")
-def handle(input):
-    say("handles"); hear()
-    say("told", runstate.context().signal.wait(20))
-    return "late"
-say(runstate.serve())
-"""
-    )
-    sender = daemon.program("say(runstate.queue('q', attempts=5)({'n': 1}))")
-    worker.expect("handles")
-    other = daemon.program("runstate.queue('q', lambda input: runstate.context().attempt)\nrunstate.serve()")
-    daemon.waits(2)
-    worker.send_signal(19)
-    assert sender.ends_well() == ["2"]
-    worker.send_signal(18)
-    worker.say()
-    worker.expect("told True")
-    for program in (worker, other):
-        eventually(lambda: daemon.status().queues[0].counts == {"succeeded": 1})
-        program.send_signal(15)
-    assert worker.ends_well() == ["None"]
-    assert worker.errors() == ""
-    assert other.ends_well() == []
-
-
 def test_jobs_of_child_runs_are_served_from_above_by_age_and_by_whoever_came_first(daemon: Daemon) -> None:
     worker = daemon.program(
         """
