@@ -94,7 +94,7 @@ class Call:
         # In this order: an interrupt in between leaves a call that can be finished once more.
         self.answer, self.error = answer, error
         if not self._wake():
-            # Its loop is closed: nobody will ever look. But somebody may refer to its task, so nothing would be dropped.
+            # Its loop is closed: nobody will ever look. But somebody may refer to its task, so nothing is dropped.
             for hold in answer.holds.values() if answer is not None else ():
                 hold.release()
         self._done = True

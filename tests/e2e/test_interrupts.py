@@ -312,3 +312,79 @@ def test_ctrl_c_in_the_first_call_with_all_that_it_imports(shared: Daemon) -> No
     for n in range(2):
         programs = [shared.program(FIRST, SEED + 4 * n + k, 1, fresh=True) for k in range(4)]
         assert [program.ends_well() for program in programs] == [["2"]] * 4
+
+
+EVERY_LINE = """
+import faulthandler, linecache
+# An interrupt before the first line of ours that a call executes, before the second, the third, ... until it gets through.
+PACKAGE = os.path.dirname(runstate.__file__)
+first, step = int(sys.argv[1]), int(sys.argv[2])
+@runstate.once(lease="30s")
+def work(n):
+    return n
+@runstate.once(lease="30s")
+def other(n):
+    return [n]
+
+def interrupt_at(line):
+    entered = set()
+    def trace(frame, event, argument):
+        nonlocal line
+        if not frame.f_code.co_filename.startswith(PACKAGE):
+            return None
+        if event == "line":
+            if linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip().startswith("with "):
+                place = frame, frame.f_lineno
+                if place in entered:  # on the way out, where Python itself looks for no signal
+                    entered.remove(place)
+                    return trace
+                entered.add(place)
+            line -= 1
+            if line == 0:
+                at.append(f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}")
+                raise KeyboardInterrupt
+        return trace
+    sys.settrace(trace)
+
+def others():
+    n = 0
+    while not over.is_set():
+        n += 1
+        assert other(n % 50) == [n % 50]
+    done.append(n)
+
+assert work(0) == 0 and other(0) == [0]
+over, done, at = threading.Event(), [], []
+thread = threading.Thread(target=others, daemon=True)
+if len(sys.argv) > 3:
+    thread.start()
+n = first
+while True:
+    try:
+        interrupt_at(n)
+        work(n)
+    except KeyboardInterrupt:
+        pass
+    else:
+        break
+    finally:
+        sys.settrace(None)
+    faulthandler.dump_traceback_later(6, exit=True)
+    assert work(n) == n, at[-1]
+    faulthandler.cancel_dump_traceback_later()
+    n += step
+over.set()
+if thread.ident:
+    thread.join(10)
+    assert done, "a call of the other thread hangs"
+say("got through at line", n > 100)
+hear()
+"""
+
+
+@pytest.mark.parametrize("others", [[], ["with another thread"]])
+def test_an_interrupt_at_every_line(shared: Daemon, others: list[str]) -> None:
+    programs = [shared.program(EVERY_LINE, first, 2, *others) for first in (1, 2)]
+    for program in programs:
+        program.expect("got through at line True")
+    shared.nothing_is_left()

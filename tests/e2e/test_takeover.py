@@ -115,7 +115,7 @@ say("left", runstate.serve())
 
 
 def test_what_the_end_of_a_lease_means(daemon: Daemon) -> None:
-    """Four stories at the same time, for each takes as long as the shortest lease: a holder that is stopped and returns,
+    """Four stories at once, for each takes as long as the shortest lease: a holder that is stopped and returns,
     one that raises, a worker that is stopped, and a computation that keeps its interpreter busy and loses nothing."""
     holders = {how: daemon.program(HOLDER, how) for how in ("finish", "fail")}
     worker, busy = daemon.program(LATE_WORKER), daemon.program(BUSY)
