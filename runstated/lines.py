@@ -17,7 +17,7 @@ transaction is. It is changed by one thread at a time: the one that runs the bat
 import heapq
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -26,6 +26,7 @@ from runstate import wire
 
 Topic = tuple[str, ...]
 CallKey = tuple[str, int]  # session, request id
+EVENTS = "events"  # the kind of line in which those stand who wait for events
 STALE_MAX = 1_000  # entries of the two heaps whose lease or call has ended, beside those that live
 
 
@@ -67,6 +68,7 @@ class Call:
     lines: tuple[Topic, ...]
     signals: tuple[Topic, ...]
     aside: bool = False
+    ages: Mapping[Topic, int] = field(default_factory=dict)  # of the job for which it stands in a line, not its own
     away: bool = False
 
     @property
@@ -76,6 +78,11 @@ class Call:
     @property
     def place(self) -> tuple[int, int, CallKey]:
         return (self.rank, self.ticket, (self.session, self.request_id))
+
+    def place_in(self, line: Topic) -> tuple[int, int, CallKey]:
+        """Where it stands in a line: by its own age, or by that of the job for which it stands there."""
+        age = self.ages.get(line)
+        return self.place if age is None else (1, age, (self.session, self.request_id))
 
 
 @dataclass(slots=True, eq=False)
@@ -87,6 +94,7 @@ class Hold:
     length_ms: int
     subject: Topic
     expires: int
+    others: list[Topic] = field(default_factory=list)  # further things that go with it: the slots of a job
 
 
 @dataclass(slots=True)
@@ -105,6 +113,9 @@ class Memory:
     settled: list[tuple[Settled, int | None, wire.OnceDone]] = field(default_factory=list)
     forgotten_runs: list[str] = field(default_factory=list)
     due_ms: int | None = None
+    due_lease_ms: int | None = None
+    windows: dict[str, int] = field(default_factory=dict)  # limit -> when its window opened, on the lease clock
+    listeners: int = 0  # calls that wait for events
     _lines: dict[Topic, list[tuple[int, int, CallKey]]] = field(default_factory=dict)
     _aside: dict[Topic, dict[CallKey, None]] = field(default_factory=dict)
     _signals: dict[Topic, dict[CallKey, None]] = field(default_factory=dict)
@@ -158,13 +169,21 @@ class Memory:
         if self.due_ms is None or at_ms < self.due_ms:
             self.due_ms = at_ms  # too early a look does no harm, so this is not undone
 
-    def take_due(self, now_ms: int) -> bool:
+    def due_steady(self, at_lease_ms: int) -> None:
+        if self.due_lease_ms is None or at_lease_ms < self.due_lease_ms:
+            self.due_lease_ms = at_lease_ms
+
+    def take_due(self, now_ms: int, lease_ms: int) -> bool:
         """Whether there is something for the nouns' ticks; if so, they are to name the next time."""
-        at_ms = self.due_ms
-        if at_ms is None or at_ms > now_ms:
+        at_ms, at_lease_ms = self.due_ms, self.due_lease_ms
+        is_due = at_ms is not None and at_ms <= now_ms
+        if not is_due and (at_lease_ms is None or at_lease_ms > lease_ms):
             return False
-        self.due_ms = None
-        self._undo.append(partial(self.due, at_ms))
+        self.due_ms = self.due_lease_ms = None
+        if at_ms is not None:
+            self._undo.append(partial(self.due, at_ms))
+        if at_lease_ms is not None:
+            self._undo.append(partial(self.due_steady, at_lease_ms))
         return True
 
     # ------------------------------------------------------------------ sessions
@@ -198,7 +217,10 @@ class Memory:
         if call.until is not None and (old is None or old.until != call.until):
             heapq.heappush(self._lates, (call.until, call.key))
         if old is not None:
-            self.left += [line for line in old.lines if line not in call.lines]
+            # Who has come to stand further back makes room for those between, as much as who has left.
+            self.left += [
+                line for line in old.lines if line not in call.lines or old.place_in(line) < call.place_in(line)
+            ]
         self._overtake(call, [line for line in call.lines if old is None or line not in old.lines])
 
     def _overtake(self, call: Call, lines: Iterable[Topic]) -> None:
@@ -206,7 +228,7 @@ class Memory:
         they must not hold up other lines any more."""
         for line in lines:
             for key in self._aside.get(line, ()):
-                if self.calls[key].place > call.place:
+                if self.calls[key].place_in(line) > call.place_in(line):
                     self.overtaken[key] = None
 
     def leave(self, key: CallKey) -> Call | None:
@@ -222,7 +244,8 @@ class Memory:
         self.calls[key] = call
         self._by_session.setdefault(call.session, {})[key] = None
         for line in call.lines:
-            insort(self._lines.setdefault(line, []), call.place)
+            insort(self._lines.setdefault(line, []), call.place_in(line))
+            self.listeners += line[0] == EVENTS
             if call.aside:
                 self._aside.setdefault(line, {})[key] = None
         for signal in call.signals:
@@ -245,7 +268,8 @@ class Memory:
         _discard(self._by_session, call.session, key)
         for line in call.lines:
             places = self._lines[line]
-            del places[bisect_left(places, call.place)]
+            del places[bisect_left(places, call.place_in(line))]
+            self.listeners -= line[0] == EVENTS
             if not places:
                 del self._lines[line]
             _discard(self._aside, line, key)
@@ -261,9 +285,19 @@ class Memory:
             if call is not None and line in call.lines:
                 yield call
 
-    def ahead(self, line: Topic, caller: _Asks) -> bool:
-        """Whether a call that is not passed over stands in the line before the caller."""
-        mine = (caller.rank, caller.ticket, (caller.session, caller.request_id))
+    def length(self, line: Topic) -> int:
+        """How many stand in the line."""
+        return len(self._lines.get(line, ()))
+
+    def is_awaited(self, line: Topic) -> bool:
+        """Whether anybody stands in the line."""
+        return line in self._lines
+
+    def ahead(self, line: Topic, caller: _Asks, age: int | None = None) -> bool:
+        """Whether a call that is not passed over stands in the line before the caller, or before a job of that age
+        for which the caller asks."""
+        key = (caller.session, caller.request_id)
+        mine = (caller.rank, caller.ticket, key) if age is None else (1, age, key)
         for place in self._lines.get(line, ()):
             if place >= mine:
                 return False
@@ -273,7 +307,7 @@ class Memory:
 
     def position(self, call: Call) -> int:
         """How many stand before the call, in the line where it is furthest back (for display)."""
-        return max((bisect_left(self._lines.get(line, []), call.place) for line in call.lines), default=0)
+        return max((bisect_left(self._lines.get(line, []), call.place_in(line)) for line in call.lines), default=0)
 
     def set_away(self, session: str, away: bool) -> None:
         """The calls of a session keep their places, and are passed over while it is away."""
@@ -338,6 +372,15 @@ class Memory:
         self._keep(hold)
         self._undo.append(lambda: self._drop(hold))
 
+    def hold_also(self, token: int, subject: Topic) -> None:
+        """Something more goes with a lease."""
+        hold = self.holds.get(token)
+        if hold is not None and subject != hold.subject and subject not in hold.others:
+            hold.others.append(subject)
+            self._held.setdefault(subject, {})[token] = None
+            self._undo.append(partial(_discard, self._held, subject, token))
+            self._undo.append(partial(hold.others.remove, subject))
+
     def let_go(self, token: int) -> None:
         hold = self.holds.get(token)
         if hold is not None:
@@ -346,12 +389,14 @@ class Memory:
 
     def _keep(self, hold: Hold) -> None:
         self.holds[hold.token] = hold
-        self._held.setdefault(hold.subject, {})[hold.token] = None
+        for subject in (hold.subject, *hold.others):
+            self._held.setdefault(subject, {})[hold.token] = None
         heapq.heappush(self._lapses, (hold.expires, hold.token))
 
     def _drop(self, hold: Hold) -> None:
         del self.holds[hold.token]
-        _discard(self._held, hold.subject, hold.token)
+        for subject in (hold.subject, *hold.others):
+            _discard(self._held, subject, hold.token)
 
     def beat(self, session: str, token: int, lease_ms: int) -> bool:
         """Renews a lease; False when the session does not hold it."""
@@ -387,6 +432,8 @@ class Memory:
         while self._lates and self._lates[0][1] not in self.calls:
             heapq.heappop(self._lates)
         times = [heap[0][0] for heap in (self._lapses, self._lates) if heap]
+        if self.due_lease_ms is not None:
+            times.append(self.due_lease_ms)
         return min(times) if times else None
 
     # ------------------------------------------------------------------ who is behind whom

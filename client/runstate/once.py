@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from . import errors, keys, payloads, units
+from . import errors, keys, payloads, units, wrapping
 from .context import within
 from .signals import Combined
-from .steps import Run, Steps, adrive, drive
+from .steps import Run, Steps
 
 if TYPE_CHECKING:
     from .calls import Answer
@@ -48,8 +46,6 @@ def wrap(
 
     Raises ConfigError for options that cannot be used.
     """
-    if not callable(function):
-        raise errors.ConfigError(f"once needs a function, not {units.shown(function)}")
     if key is not None and not callable(key):
         raise errors.ConfigError(f"key is {units.shown(key)}: give a function that returns a string")
     spec = Once(
@@ -61,20 +57,7 @@ def wrap(
         units.lease_seconds(LEASE if lease is None else lease) * 1000,
     )
 
-    if inspect.iscoroutinefunction(function):
-
-        @functools.wraps(function)
-        async def async_wrapper(*args: Any, **kwargs: Any) -> Any:
-            return await adrive(client._connection, call(spec, args, kwargs))
-
-        wrapper: Callable[..., Any] = async_wrapper
-    else:
-
-        @functools.wraps(function)
-        def plain_wrapper(*args: Any, **kwargs: Any) -> Any:
-            return drive(client._connection, call(spec, args, kwargs))
-
-        wrapper = plain_wrapper
+    wrapper = wrapping.wrap(client, function, "once", lambda args, kwargs: call(spec, args, kwargs))
     if name is not None:
         wrapper.__name__ = name
     return wrapper

@@ -12,7 +12,7 @@ from .steps import Steps
 if TYPE_CHECKING:
     from . import connection, wire
     from .client import Core
-    from .results import RunInfo
+    from .results import RunContext, RunInfo
 
 CHILD_NAME = "(child run)"  # shown for a child run without a name
 
@@ -62,6 +62,12 @@ class Binding:
         assert self._info is not None, "set above or by the faster thread"
         return self._info
 
+    def known(self) -> Steps[RunInfo]:
+        """The run, also when it is over; joined if need be."""
+        if self._info is not None:
+            return self._info
+        return (yield from self.join())
+
     def end(self, state: str) -> Steps[None]:
         """Stops or finishes the run; a repeat does nothing."""
         from . import wire
@@ -84,6 +90,12 @@ class Binding:
         """The run that was joined."""
         assert self._info is not None, "joined before"
         return self._info
+
+    def context(self) -> RunContext:
+        """The context of code that is inside nothing but the run."""
+        from .results import RunContext
+
+        return RunContext(self.info, self.signal, 1, None)
 
     def check(self) -> None:
         """Raises StoppedError once the run is over, without a request."""

@@ -28,6 +28,7 @@ class Run(NamedTuple):
     kwargs: dict[str, Any]
     context: RunContext
     token: int | None = None
+    may_await: bool = False  # what it returns may have to be awaited, in plain code too
 
 
 Step: TypeAlias = "wire.Request[Any] | Run"
@@ -78,7 +79,12 @@ async def adrive(connection: Callable[[], Connection], steps: Steps[T]) -> T:
 def _run(step: Run) -> Any:
     entered = enter(step.context, step.token)
     try:
-        return step.function(*step.args, **step.kwargs)
+        result = step.function(*step.args, **step.kwargs)
+        if step.may_await and inspect.iscoroutine(result):
+            import asyncio
+
+            return asyncio.run(result)
+        return result
     finally:
         leave(entered)
 

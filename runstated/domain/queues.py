@@ -18,7 +18,7 @@ import zlib
 from dataclasses import dataclass
 
 from runstate import wire
-from runstated.domain import leases, payloads, runs
+from runstated.domain import budgets, leases, needs, payloads, runs
 from runstated.lines import Topic
 from runstated.store.tx import Conflict, NotFound, Parked, Refusal, Tx, ValidationFailed
 
@@ -62,13 +62,26 @@ CREATE INDEX jobs_ready ON jobs (queue, run, needs, age) WHERE state = 'ready';
 CREATE INDEX jobs_due ON jobs (due_ms) WHERE state = 'delayed';
 """
 
+# Version 2: what jobs need, and the order in which they end.
+SCHEMA_2 = """
+ALTER TABLE queues ADD COLUMN needs BIGINT NOT NULL DEFAULT 0;
+ALTER TABLE jobs ADD COLUMN finish BIGINT;
+CREATE INDEX jobs_by_finish ON jobs (run, finish) WHERE finish IS NOT NULL;
+CREATE TABLE queue_needs (
+    space TEXT NOT NULL,
+    queue TEXT NOT NULL,
+    needs BIGINT NOT NULL,
+    PRIMARY KEY (space, queue, needs)
+);
+INSERT INTO queue_needs (space, queue, needs) SELECT space, queue, 0 FROM queues;
+"""
+
 KIND = "job"
 BACKOFF_MS_MIN = 500
 BACKOFF_MS_MAX = 30_000
 DUE_IN_ONE_STEP = 200
 GRANTED_BYTES_MAX = 4 * 1024 * 1024  # inputs in one reply: half of what a frame may be
 GRANTED_JOBS_MAX = 1_000  # jobs in one reply
-NO_NEEDS = 0  # the id of the empty set of requirements
 
 COLUMNS = "job, space, queue, run, key, state, attempt, input, result, reason, token"
 
@@ -95,6 +108,11 @@ def line(queue: str, run: str) -> Topic:
     return ("queue", run, queue)
 
 
+def group_line(run: str) -> Topic:
+    """Where the caller of a group stands until one more of its jobs has ended."""
+    return ("group", run)
+
+
 def signal(job: Job) -> Topic:
     return leases.topic(KIND, job.job, job.run)
 
@@ -105,6 +123,13 @@ def signal(job: Job) -> Topic:
 def declare(tx: Tx, request: wire.QueuesDeclare) -> wire.QueueView:
     """Creates or verifies a queue; without ``attempts`` it must exist."""
     attempts = _declared(tx, request.queue, request.attempts)
+    if request.needs is not None:
+        tx.run(
+            "UPDATE queues SET needs = :needs WHERE space = :space AND queue = :queue",
+            needs=needs.number(tx, request.needs),
+            space=tx.caller.space,
+            queue=request.queue,
+        )
     return wire.QueueView(queue=request.queue, attempts=attempts)
 
 
@@ -122,6 +147,9 @@ def send(tx: Tx, request: wire.QueuesSend) -> wire.JobView:
     if known is not None:
         return _view(Job(*known))
     job = tx.new_id("j")
+    wanted = needs.OF_QUEUE if request.needs is None else needs.number(tx, request.needs)
+    if wanted != needs.OF_QUEUE:
+        _note_needs(tx, request.queue, wanted)
     tx.run(
         "INSERT INTO jobs (job, space, queue, run, key, state, needs, age, input, created_ms)"
         " VALUES (:job, :space, :queue, :run, :key, 'ready', :needs, :age, :input, :now)",
@@ -130,7 +158,7 @@ def send(tx: Tx, request: wire.QueuesSend) -> wire.JobView:
         queue=request.queue,
         run=run.run,
         key=request.key,
-        needs=NO_NEEDS,
+        needs=wanted,
         age=tx.caller.ticket,
         input=request.input,
         now=tx.now_ms,
@@ -157,22 +185,30 @@ def admit(tx: Tx, request: wire.QueuesAdmit) -> wire.JobsGranted | Parked:
     """Up to the free places of each queue, oldest jobs first; waits while there are none."""
     grants: list[wire.JobGrant] = []
     lines: list[Topic] = []
+    blocked = needs.Blocked()
     size = 0
     for source, wanted in enumerate(request.queues):
         run = runs.active(tx, wanted.run)
         lines.append(line(wanted.queue, run.run))
         for _ in range(wanted.places):
-            job = _oldest_ready(tx, wanted.queue, run)
-            if job is None:
+            found = _next(tx, wanted.queue, run, blocked)
+            if found is None:
                 break
+            job, wants = found
             size += len(job.input.encode())
             if grants and (size > GRANTED_BYTES_MAX or len(grants) >= GRANTED_JOBS_MAX):
                 return wire.JobsGranted(jobs=tuple(grants))  # the worker comes back for more
-            grants.append(_start(tx, job, wanted.lease_ms, source))
+            grants.append(_start(tx, job, wants, wanted.lease_ms, source))
     if grants:
         return wire.JobsGranted(jobs=tuple(grants))
     signals = tuple(dict.fromkeys(runs.signal(wanted.run) for wanted in request.queues))
-    return Parked(lines=tuple(dict.fromkeys(lines)), signals=signals, late=wire.JobsGranted())
+    return Parked(
+        lines=tuple(dict.fromkeys((*lines, *blocked.ages))),
+        signals=signals,
+        late=wire.JobsGranted(),
+        aside=blocked.aside,
+        ages=blocked.ages,
+    )
 
 
 def complete(tx: Tx, request: wire.QueuesComplete) -> wire.JobView | Refusal:
@@ -184,14 +220,18 @@ def complete(tx: Tx, request: wire.QueuesComplete) -> wire.JobView | Refusal:
         return _view(job)
     refused = _not_held(tx, job, lease)
     if refused is not None:
+        _void(tx, lease)
         return refused
+    if not request.keep_reserved:
+        _settle(tx, request)
     row = tx.one(
-        "UPDATE jobs SET state = 'succeeded', result = :result, ended_ms = :now"
+        "UPDATE jobs SET state = 'succeeded', result = :result, ended_ms = :now, finish = :finish"
         f" WHERE job = :job AND token = :token AND state = 'running' RETURNING {COLUMNS}",
         job=job.job,
         token=request.token,
         result=request.result,
         now=tx.now_ms,
+        finish=tx.next("finish"),
     )
     assert row is not None, "who holds the lease holds the job"
     return _ended(tx, Job(*row), "task.succeeded")
@@ -200,7 +240,9 @@ def complete(tx: Tx, request: wire.QueuesComplete) -> wire.JobView | Refusal:
 def fail(tx: Tx, request: wire.QueuesFail) -> wire.JobView | Refusal:
     """Counts a failure: tried again after a pause, or failed for good."""
     job = _get(tx, request.job)
-    refused = _not_held(tx, job, leases.drop(tx, request.token))
+    lease = leases.drop(tx, request.token)
+    refused = _not_held(tx, job, lease)
+    _void(tx, lease)
     if refused is not None:
         return refused
     reason = f"handler_error: {request.error}"
@@ -219,6 +261,7 @@ def fail(tx: Tx, request: wire.QueuesFail) -> wire.JobView | Refusal:
 def gone(tx: Tx, lease: leases.Lease, how: str) -> None:
     """A delivery ended without an outcome (``how``: lapsed, died, released): the job is ready for the next worker at
     once, or has failed if that was its last attempt. A job that was given back has not used an attempt."""
+    budgets.gone(tx, lease, how)
     job = _row(tx, lease.subject)
     if job is None or job.state != "running" or job.token != lease.token:
         return
@@ -265,6 +308,14 @@ def tidy(tx: Tx, run: str, many: int) -> int:
     return len(rows)
 
 
+def ended_since(tx: Tx, run: str, after: int) -> list[tuple[int, wire.JobView]]:
+    """The jobs of a group that have ended since a cursor, in that order: (cursor, job)."""
+    rows = tx.all(
+        f"SELECT finish, {COLUMNS} FROM jobs WHERE run = :run AND finish > :after ORDER BY finish", run=run, after=after
+    )
+    return [(row[0], _view(Job(*row[1:]))) for row in rows]
+
+
 def backoff_ms(job: str, attempt: int) -> int:
     """The pause after a failed attempt: doubling from half a second to 30 s, with up to 25 % of jitter either way.
 
@@ -292,6 +343,7 @@ def _declared(tx: Tx, queue: str, attempts: int | None) -> int:
             queue=queue,
             attempts=attempts,
         )
+        _note_needs(tx, queue, needs.OF_QUEUE)
         return attempts
     found: int = row[0]
     if attempts is not None and attempts != found:
@@ -320,34 +372,66 @@ def _row(tx: Tx, job: str) -> Job | None:
     return Job(*row) if row else None
 
 
-def _oldest_ready(tx: Tx, queue: str, run: runs.Run) -> Job | None:
-    """The oldest ready job of the queue in the run or any active run under it: one look into the index for each."""
+def _note_needs(tx: Tx, queue: str, number: int) -> None:
+    """The queue has jobs with this set of needs: each set has an oldest job of its own."""
+    tx.run(
+        "INSERT INTO queue_needs (space, queue, needs) VALUES (:space, :queue, :needs) ON CONFLICT DO NOTHING",
+        space=tx.caller.space,
+        queue=queue,
+        needs=number,
+    )
+
+
+def _next(tx: Tx, queue: str, run: runs.Run, blocked: needs.Blocked) -> tuple[Job, needs.Wants] | None:
+    """The oldest ready job that has all it needs. Of each set of needs only the oldest job is looked at: what it lacks,
+    the younger ones lack too."""
+    sets = tx.all(
+        "SELECT queue_needs.needs, queues.needs FROM queue_needs JOIN queues ON queues.space = queue_needs.space"
+        " AND queues.queue = queue_needs.queue WHERE queue_needs.space = :space AND queue_needs.queue = :queue",
+        space=run.space,
+        queue=queue,
+    )
+    heads = []
+    for number, of_queue in sets:
+        head = _oldest_ready(tx, queue, run, number)
+        if head is not None:
+            heads.append((*head, number, of_queue if number == needs.OF_QUEUE else number))
+    for age, where, number, effective in sorted(heads):
+        wants = needs.get(tx, effective)
+        if wants and needs.lacking(tx, wants, age, blocked):
+            continue
+        row = tx.one(
+            f"SELECT {COLUMNS} FROM jobs WHERE queue = :queue AND run = :run AND needs = :needs AND state = 'ready'"
+            " AND age = :age",
+            queue=queue,
+            run=where,
+            needs=number,
+            age=age,
+        )
+        assert row is not None, "it was found a statement ago"
+        return Job(*row), wants
+    return None
+
+
+def _oldest_ready(tx: Tx, queue: str, run: runs.Run, number: int) -> tuple[int, str] | None:
+    """Age and run of the oldest ready job with a set of needs, in the run or any active run under it: one look into the
+    index for each run."""
     low, high = runs.below(run.path)
-    row = tx.one(
-        "SELECT run, age FROM (SELECT runs.run AS run, (SELECT age FROM jobs WHERE jobs.queue = :queue"
+    return tx.one(
+        "SELECT age, run FROM (SELECT runs.run AS run, (SELECT age FROM jobs WHERE jobs.queue = :queue"
         " AND jobs.run = runs.run AND jobs.needs = :needs AND jobs.state = 'ready' ORDER BY age LIMIT 1) AS age"
         " FROM runs WHERE runs.path >= :low AND runs.path < :high AND runs.state = 'active'"
         " AND (runs.deadline_ms IS NULL OR runs.deadline_ms > :now)) AS heads"
         " WHERE age IS NOT NULL ORDER BY age LIMIT 1",
         queue=queue,
-        needs=NO_NEEDS,
+        needs=number,
         low=low,
         high=high,
         now=tx.now_ms,
     )
-    if row is None:
-        return None
-    found = tx.one(
-        f"SELECT {COLUMNS} FROM jobs WHERE queue = :queue AND run = :run AND needs = :needs AND state = 'ready'"
-        " ORDER BY age LIMIT 1",
-        queue=queue,
-        run=row[0],
-        needs=NO_NEEDS,
-    )
-    return Job(*found) if found else None
 
 
-def _start(tx: Tx, job: Job, lease_ms: int, source: int) -> wire.JobGrant:
+def _start(tx: Tx, job: Job, wants: needs.Wants, lease_ms: int, source: int) -> wire.JobGrant:
     token = leases.grant(tx, KIND, job.job, job.run, lease_ms)
     tx.subscribe(runs.signal(job.run))  # the job may be of a child run, which the worker has not joined
     _move(tx, job, "running", token=token, attempt=job.attempt + 1)
@@ -361,7 +445,24 @@ def _start(tx: Tx, job: Job, lease_ms: int, source: int) -> wire.JobGrant:
         input=job.input,
         attempt=job.attempt + 1,
         source=source,
+        reservations=needs.take(tx, wants, job.run, token),
     )
+
+
+def _settle(tx: Tx, request: wire.QueuesComplete) -> None:
+    """Charges what the job cost, in the step of its result; a reservation without a cost is charged whole."""
+    for found in budgets.of_token(tx, request.token):
+        budgets.charge(tx, found, request.costs.get(found.reservation, found.left_minor), f"job:{request.token}")
+        rest = budgets.of_token(tx, request.token)
+        for left in rest:
+            if left.reservation == found.reservation:
+                budgets.release(tx, left)
+
+
+def _void(tx: Tx, lease: leases.Lease | None) -> None:
+    """A delivery that ends without a result costs nothing."""
+    if lease is not None:
+        budgets.gone(tx, lease, "released")
 
 
 def _not_held(tx: Tx, job: Job, lease: leases.Lease | None) -> Refusal | None:
@@ -378,6 +479,7 @@ def _not_held(tx: Tx, job: Job, lease: leases.Lease | None) -> Refusal | None:
 
 def _failed(tx: Tx, job: Job, reason: str) -> wire.JobView:
     _move(tx, job, "failed", reason=reason, ended_ms=tx.now_ms, counted=False)
+    tx.run("UPDATE jobs SET finish = :finish WHERE job = :job", finish=tx.next("finish"), job=job.job)
     failed = _row(tx, job.job)
     assert failed is not None, "it was there a statement ago"
     return _ended(tx, failed, "task.failed", reason=reason, attempts=job.attempt)
@@ -387,6 +489,7 @@ def _ended(tx: Tx, job: Job, event: str, **more: object) -> wire.JobView:
     _count(tx, job.space, job.queue, "running", job.state)
     view = _view(job)
     tx.answer(signal(job), view)
+    tx.wake(group_line(job.run))
     _emit(tx, event, job.run, job.job, job.key, job.queue, **more)
     return view
 

@@ -39,6 +39,11 @@ CREATE INDEX runs_untidied ON runs (ended_ms) WHERE state <> 'active' AND tidied
 CREATE INDEX runs_active ON runs (space, created_ms) WHERE state = 'active';
 """
 
+# Version 2: the runs that `gather` makes for its jobs end with their caller, whatever is held in them.
+SCHEMA_2 = """
+ALTER TABLE runs ADD COLUMN is_group INTEGER NOT NULL DEFAULT 0;
+"""
+
 COLUMNS = "run, space, name, parent, path, state, deadline_ms, owner, created_ms"
 EXPIRED_IN_ONE_STEP = 50
 
@@ -143,6 +148,14 @@ def look(tx: Tx, request: wire.RunsGet) -> wire.RunView:
 # ---------------------------------------------------------------------------------------------------- for other nouns
 
 
+def create_group(tx: Tx, parent: Run) -> Run:
+    """A run below ``parent`` for the jobs of one `gather`; it ends with the caller's session."""
+    run = _create(tx, None, parent, None, owner=tx.caller.session)
+    tx.run("UPDATE runs SET is_group = 1 WHERE run = :run", run=run.run)
+    tx.subscribe(signal(run.run))
+    return run
+
+
 def get(tx: Tx, run: str) -> Run:
     """The run. Raises NotFound, also for a run of another space."""
     row = tx.one(f"SELECT {COLUMNS} FROM runs WHERE run = :run AND space = :space", run=run, space=tx.caller.space)
@@ -216,9 +229,9 @@ def tell_ended(tx: Tx, signals: list[Topic]) -> None:
 
 
 def leave(tx: Tx, session: str) -> None:
-    """A session is gone: child runs that only it knew, and in which nothing is held, end."""
-    rows = tx.all(f"SELECT {COLUMNS} FROM runs WHERE state = 'active' AND owner = :session", session=session)
-    for row in rows:
+    """A session is gone: its groups end, and child runs that only it knew, and in which nothing is held."""
+    rows = tx.all(f"SELECT is_group, {COLUMNS} FROM runs WHERE state = 'active' AND owner = :session", session=session)
+    for is_group, *row in rows:
         run = Run(*row)
         low, high = below(run.path)
         held = tx.one(
@@ -227,7 +240,7 @@ def leave(tx: Tx, session: str) -> None:
             low=low,
             high=high,
         )
-        if held is None:
+        if is_group or held is None:
             _end_tree(tx, run, "stopped")
 
 

@@ -1,9 +1,12 @@
 """Status: what the daemon knows, for people. Reads only, and never more than ``limit`` rows of anything."""
 
+from typing import Any
+
 from runstate import wire
 from runstated.domain import runs
 from runstated.store.tx import Tx
 
+ROWS_MAX = 10_000  # leases in one run; a reader must not keep its transaction for long
 HOLDINGS_PER_ENTRY = 10  # a worker rarely holds more; the list of workers stays readable
 
 
@@ -87,3 +90,44 @@ def queues(tx: Tx, limit: int) -> tuple[wire.QueueView, ...]:
     return tuple(
         wire.QueueView(queue=queue, attempts=attempts, counts=counts.get(queue, {})) for queue, attempts in rows
     )
+
+
+def look_run(tx: Tx, request: wire.RunsStatus) -> wire.RunStatusView:
+    """A run, the workers that hold work in it or below, and what waits there."""
+    run = runs.get(tx, request.run)
+    low, high = runs.below(run.path)
+    rows = tx.all(
+        "SELECT sessions.worker, leases.token FROM leases JOIN runs ON runs.run = leases.run"
+        " JOIN sessions ON sessions.session = leases.session"
+        " WHERE leases.kind <> 'budget' AND runs.path >= :low AND runs.path < :high ORDER BY leases.token LIMIT :many",
+        low=low,
+        high=high,
+        many=ROWS_MAX,
+    )
+    held: dict[str, list[int | None]] = {}
+    for worker, token in rows:
+        held.setdefault(worker, []).append(tx.expires_ms(token))
+    below = {name for (name,) in tx.all("SELECT run FROM runs WHERE path >= :low AND path < :high", low=low, high=high)}
+    return wire.RunStatusView(
+        run=runs.view(run, tx.now_ms),
+        workers=tuple(
+            wire.HolderView(
+                worker=worker,
+                holding=len(expiries),
+                lease_expires_ms=min((at for at in expiries if at is not None), default=None),
+            )
+            for worker, expiries in held.items()
+        ),
+        waiting=tuple(view for call in tx.calls() if (view := _waiting(call.request, below)) is not None),
+    )
+
+
+def _waiting(request: wire.WaitingRequest[Any], runs_below: set[str]) -> wire.WaitingView | None:
+    """What a call waits for, if it waits in one of these runs."""
+    if isinstance(request, wire.SlotsAcquire) and request.run in runs_below:
+        return wire.WaitingView(kind="slots", name=request.pool, units=request.units)
+    if isinstance(request, wire.LimitsTake) and request.run in runs_below:
+        return wire.WaitingView(kind="limit", name=request.limit, units=request.units)
+    if isinstance(request, wire.OnceAcquire) and request.run in runs_below:
+        return wire.WaitingView(kind="once", name=request.key)
+    return None

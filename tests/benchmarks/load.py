@@ -13,9 +13,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import floors  # noqa: E402
+import floors
 
-import runstate  # noqa: E402
+import runstate
 
 
 def _cycles(work: Callable[[int], object], seconds: float) -> dict[str, float]:
