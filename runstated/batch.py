@@ -22,14 +22,14 @@ from runstate import wire
 from runstated import dispatch, replies
 from runstated.clock import Clock
 from runstated.domain import leases, runs, sessions
-from runstated.lines import EVENTS, Call, CallKey, Memory, Topic
+from runstated.lines import EVENTS, WATCH, Call, CallKey, Memory, Topic
 from runstated.settings import BATCH_VERBS_MS
 from runstated.store.tx import Caller, Parked, Refusal, Tx, ValidationFailed
 
 log = logging.getLogger(__name__)
 
 BEHIND_MAX = 16
-HOLD_UP_NOBODY = frozenset(("budget", EVENTS))  # lines in which all are looked at: none keeps the others from going
+HOLD_UP_NOBODY = frozenset(("budget", EVENTS, WATCH))  # lines in which all are looked at when they are woken
 _no_caller = Caller()
 
 
@@ -330,7 +330,7 @@ class Executor:
         memory = self.memory
         waiting: dict[Topic, None] = {}
         while True:
-            waiting.update(dict.fromkeys(memory.left))
+            waiting.update(dict.fromkeys(line for line in memory.left if line[0] not in HOLD_UP_NOBODY))
             waiting.update(dict.fromkeys(tx.woken))
             memory.left.clear()
             tx.woken.clear()

@@ -16,17 +16,18 @@ transaction is. It is changed by one thread at a time: the one that runs the bat
 
 import heapq
 from bisect import bisect_left, insort
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from runstate import wire
+from runstated import circles
 
 Topic = tuple[str, ...]
 CallKey = tuple[str, int]  # session, request id
 EVENTS = "events"  # the kind of line in which those stand who wait for events
+WATCH = "watch"  # the kind of line in which those stand who must look again when something changes that they have
 STALE_MAX = 1_000  # entries of the two heaps whose lease or call has ended, beside those that live
 
 
@@ -36,6 +37,13 @@ class Settled(NamedTuple):
     space: str
     run: str
     key: str
+
+
+class Opening(NamedTuple):
+    """When the window of a limit opened."""
+
+    lease_ms: int
+    wall_ms: int
 
 
 class _Asks(Protocol):
@@ -114,7 +122,7 @@ class Memory:
     forgotten_runs: list[str] = field(default_factory=list)
     due_ms: int | None = None
     due_lease_ms: int | None = None
-    windows: dict[str, int] = field(default_factory=dict)  # limit -> when its window opened, on the lease clock
+    windows: dict[str, Opening] = field(default_factory=dict)  # of limits
     listeners: int = 0  # calls that wait for events
     _lines: dict[Topic, list[tuple[int, int, CallKey]]] = field(default_factory=dict)
     _aside: dict[Topic, dict[CallKey, None]] = field(default_factory=dict)
@@ -221,7 +229,10 @@ class Memory:
             self.left += [
                 line for line in old.lines if line not in call.lines or old.place_in(line) < call.place_in(line)
             ]
-        self._overtake(call, [line for line in call.lines if old is None or line not in old.lines])
+        self._overtake(
+            call,
+            [ln for ln in call.lines if old is None or ln not in old.lines or call.place_in(ln) < old.place_in(ln)],
+        )
 
     def _overtake(self, call: Call, lines: Iterable[Topic]) -> None:
         """``call`` has come to stand before others. What they had set aside for themselves may be its now, and then
@@ -292,6 +303,10 @@ class Memory:
     def is_awaited(self, line: Topic) -> bool:
         """Whether anybody stands in the line."""
         return line in self._lines
+
+    def is_aside(self, line: Topic) -> bool:
+        """Whether anybody stands in the line who is ``aside``."""
+        return line in self._aside
 
     def ahead(self, line: Topic, caller: _Asks, age: int | None = None) -> bool:
         """Whether a call that is not passed over stands in the line before the caller, or before a job of that age
@@ -444,54 +459,8 @@ class Memory:
         return [self.holds[token] for topic in topics for token in self._held.get(topic, ())]
 
     def circle(self, call: Call) -> list[Call] | None:
-        """The circle of waiting calls that ``call`` would close, itself first; None if there is none.
-
-        A lease leads back if a call made inside it waits and all that this call waits for leads back to a lease that
-        ``call`` itself is made in. All: one of several holders that can go on is enough to end a wait.
-        """
-        mine = set(call.request.within)
-        if not mine:
-            return None
-        # Forwards: what the call waits for, the calls made inside of that, what they wait for, and so on.
-        reached = [call]
-        known = {call.key}
-        open_ended: dict[CallKey, set[int]] = {}  # what a call waits for and does not lead back, as far as we know
-        asked_by: dict[int, list[Call]] = {}
-        for each in reached:
-            open_ended[each.key] = {hold.token for hold in self.holders(each)}
-            for token in open_ended[each.key]:
-                asked_by.setdefault(token, []).append(each)
-                for key in self._inside.get(token, ()) if token not in mine else ():
-                    if key not in known:
-                        known.add(key)
-                        reached.append(self.calls[key])
-        return self._path_back(call, mine, open_ended, asked_by)
-
-    @staticmethod
-    def _path_back(
-        call: Call, mine: set[int], open_ended: dict[CallKey, set[int]], asked_by: dict[int, list[Call]]
-    ) -> list[Call] | None:
-        """Backwards, from the leases that ``call`` is made in to itself."""
-        through: dict[int, Call | None] = {token: None for token in sorted(mine) if token in asked_by}
-        last: dict[CallKey, int] = {}  # call -> the last of its leases that was found to lead back
-        found = deque(through)
-        while found:
-            token = found.popleft()
-            for each in asked_by[token]:
-                open_ended[each.key].discard(token)
-                if open_ended[each.key]:
-                    continue
-                last[each.key] = token
-                for outer in each.request.within:
-                    if outer in asked_by and outer not in through:
-                        through[outer] = each
-                        found.append(outer)
-        if call.key not in last:
-            return None
-        path = [call]
-        while (onward := through[last[path[-1].key]]) is not None:
-            path.append(onward)
-        return path
+        """The circle of waiting calls that ``call`` would close; see circles.py."""
+        return circles.find(call, self.holders, lambda token: [self.calls[key] for key in self._inside.get(token, ())])
 
 
 def _discard(index: dict[Any, dict[Any, None]], key: Any, member: Any) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import errors, units
 from .context import current
@@ -13,13 +12,13 @@ from .wrapping import wrap
 
 if TYPE_CHECKING:
     from .client import Runstate
+    from .holds import Hold
 
 CURRENCY = "USD"
 SCALE = 2
 
 
-@dataclass(frozen=True)
-class Budget:
+class Budget(NamedTuple):
     """A budget as a process names it. ``limit``, ``currency`` and ``scale`` are given when it declares it."""
 
     client: Runstate
@@ -72,6 +71,14 @@ def decorate(spec: Budget, function: Callable[..., Any]) -> Callable[..., Any]:
     return wrap(spec.client, function, "budget", lambda args, kwargs: _call(spec, function, args, kwargs))
 
 
+def reserve_minor(name: str, reserve: units.Amount, scale: int) -> int:
+    """What is to be held, in minor units. Raises ConfigError, also for nothing."""
+    minor = units.minor(reserve, scale, "reserve")
+    if not 0 < minor <= units.WHOLE_MAX:
+        raise errors.ConfigError(f"budget {name}: reserve is {units.shown(reserve)}: give an amount above 0")
+    return minor
+
+
 def cost_minor(name: str, cost: Callable[[Any], units.Amount], result: Any, scale: int) -> int:
     """What a call cost, in minor units. Raises ConfigError naming ``cost`` when that cannot be said."""
     try:
@@ -91,9 +98,7 @@ def _call(spec: Budget, function: Callable[..., Any], args: tuple[Any, ...], kwa
     if scale is None:
         answer = yield wire.BudgetsDeclare(budget=spec.name)
         scale = answer.reply.scale
-    reserve = units.minor(spec.reserve, scale, "reserve")
-    if not 0 < reserve <= units.WHOLE_MAX:
-        raise errors.ConfigError(f"budget {spec.name}: reserve is {units.shown(spec.reserve)}: give an amount above 0")
+    reserve = reserve_minor(spec.name, spec.reserve, scale)
     request = wire.BudgetsReserve(
         run=info.id,
         budget=spec.name,
@@ -112,8 +117,11 @@ def _call(spec: Budget, function: Callable[..., Any], args: tuple[Any, ...], kwa
     around = frame.context if frame is not None else binding.context()
     try:
         result = yield Run(function, args, kwargs, around)
+    except Exception:
+        yield from _void(hold, reservation)  # nothing was spent: all of it goes back
+        raise
     except BaseException:
-        hold.release()  # nothing was spent: all of it goes back
+        hold.release()
         raise
     broken: errors.ConfigError | None = None
     cost = reserve
@@ -134,3 +142,17 @@ def _call(spec: Budget, function: Callable[..., Any], args: tuple[Any, ...], kwa
     if broken is not None:
         raise broken
     return result
+
+
+def _void(hold: Hold, reservation: str) -> Steps[None]:
+    """Gives all of a reservation back; it is free when this returns."""
+    from . import wire
+
+    try:
+        yield wire.BudgetsRelease(reservation=reservation)
+    except BaseException as error:
+        hold.release()
+        if not isinstance(error, errors.RunstateError):
+            raise
+    else:
+        hold.settle()

@@ -19,7 +19,8 @@ from .steps import adrive, drive
 if TYPE_CHECKING:
     import datetime
 
-    from .connection import Address, Connection, RunWatch
+    from .connection import Address, Connection
+    from .inbox import RunWatch
     from .results import RunContext, RunEvent, RunStatus
     from .units import Amount, Duration, Per
 
@@ -48,7 +49,7 @@ class Core:
 
             # One atomic step: threads that come at once must not each get a session of their own.
             found = self._made.setdefault("connection", Connection(self._address()))
-            found.watch_all(self._watches)
+            found.runs.add_all(self._watches)
             self._watches.clear()
         return found
 
@@ -57,7 +58,7 @@ class Core:
         self.options = {**self.options, **options}
         made, self._made = self._made, {}
         for connection in made.values():
-            self._watches += connection.watches
+            self._watches += connection.runs.all()
             connection.retire()
 
     def setting(self, option: str, variable: str | None) -> str | None:

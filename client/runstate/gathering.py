@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from . import errors, keys, payloads, units
 from .context import within
-from .results import RunContext
 from .steps import Run, Steps
 
 if TYPE_CHECKING:
     from . import wire
     from .queues import Queue
+    from .results import RunContext
     from .runs import Binding
 
 MEMBERS_MAX = 100

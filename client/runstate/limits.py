@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import errors, units
 from .context import current, within
@@ -17,8 +16,7 @@ if TYPE_CHECKING:
 TIMEOUT = "60s"
 
 
-@dataclass(frozen=True)
-class Limit:
+class Limit(NamedTuple):
     """A limit as a process names it: sizes are both given or both None."""
 
     client: Runstate

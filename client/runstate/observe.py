@@ -47,16 +47,27 @@ class Feed:
         self._cursor = 0
         self.pause_s = RETRY_S_MIN
 
-    def page(self) -> Steps[list[RunEvent]]:
-        """The next events; an empty list when none came for a while."""
+    def wait(self) -> Steps[wire.EventsWait]:
+        """What to ask to wait for the next event."""
         from . import wire
 
         run = yield from self._client._binding().known()
-        yield wire.EventsWait(run=run.id, after=self._cursor, wait_ms=WAIT_MS)
+        return wire.EventsWait(run=run.id, after=self._cursor, wait_ms=WAIT_MS)
+
+    def read(self) -> Steps[list[RunEvent]]:
+        """The next events that are there already."""
+        from . import wire
+
+        run = yield from self._client._binding().known()
         answer = yield wire.EventsRead(run=run.id, after=self._cursor, types=self._types, limit=PAGE)
         self._cursor = answer.reply.cursor
         self.pause_s = RETRY_S_MIN
         return [_event(event) for event in answer.reply.events]
+
+    def page(self) -> Steps[list[RunEvent]]:
+        """Waits for the next events; an empty list when none came for a while."""
+        yield (yield from self.wait())
+        return (yield from self.read())
 
     def after_trouble(self, error: errors.RunstateError) -> float:
         """How long to wait after an error that may pass, in seconds. Raises it if it will not."""
@@ -72,7 +83,10 @@ def events(client: Runstate, types: Sequence[str] | None, signal: SupportsIsSet 
     with watching(signal) as watched:
         while not watched.is_set():
             try:
-                page = drive(client._connection, feed.page())
+                request = drive(client._connection, feed.wait())
+                if client._connection().call_until(request, watched) is None:
+                    return
+                page = drive(client._connection, feed.read())
             except errors.RunstateError as error:
                 if Signal.wait(watched, feed.after_trouble(error)):
                     return
@@ -92,12 +106,12 @@ async def aevents(
     feed = Feed(client, types)
     async with watching(signal) as watched:
         stopped = asyncio.ensure_future(watched._wait_in_loop(None))
+        page: asyncio.Future[list[RunEvent]] | None = None
         try:
             while not stopped.done():
                 page = asyncio.ensure_future(adrive(client._connection, feed.page()))
                 await asyncio.wait((page, stopped), return_when=asyncio.FIRST_COMPLETED)
                 if not page.done():
-                    page.cancel()
                     return
                 try:
                     found = page.result()
@@ -110,6 +124,8 @@ async def aevents(
                     yield event
         finally:
             stopped.cancel()
+            if page is not None:
+                page.cancel()
 
 
 def moment(at_ms: int | None) -> datetime.datetime | None:

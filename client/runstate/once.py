@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import errors, keys, payloads, units, wrapping
 from .context import within
@@ -21,8 +20,7 @@ ATTEMPTS = 3
 LEASE = "30s"
 
 
-@dataclass(frozen=True)
-class Once:
+class Once(NamedTuple):
     """A wrapped function and its options."""
 
     client: Runstate
@@ -106,10 +104,18 @@ def _work(spec: Once, hold: Hold, run: Run) -> Steps[Any]:
     assert key is not None and hold.run is not None, "a once call has both"
     try:
         result = yield run
-        text = payloads.encode(f"the result of {spec.name}", result)
     except Exception as error:
         _check_process(hold)
         yield from _failed(spec, hold, key, error)
+        raise
+    try:
+        text = payloads.encode(f"the result of {spec.name}", result)
+    except errors.RunstateError as error:
+        _check_process(hold)
+        try:
+            yield from _failed(spec, hold, key, error)
+        except errors.OnceFailedError:
+            pass  # it is the last failure, and its own error says best what is wrong
         raise
     # Anything else is an interrupt: nothing is recorded, ``call`` gives the hold back, the next caller goes on at once.
     _check_process(hold)

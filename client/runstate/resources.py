@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import budgets, errors, units
 from .steps import Steps
@@ -13,8 +12,7 @@ if TYPE_CHECKING:
     from . import wire
 
 
-@dataclass(frozen=True)
-class Budget:
+class Budget(NamedTuple):
     """A budget with the amount to reserve for each job, and how to read the cost from its result."""
 
     name: str
@@ -22,8 +20,7 @@ class Budget:
     cost: Callable[[Any], units.Amount] | None
 
 
-@dataclass(frozen=True)
-class Resources:
+class Resources(NamedTuple):
     """The needs of a queue, checked."""
 
     slots: tuple[str, int] | None = None
@@ -40,9 +37,8 @@ class Resources:
 
         money: tuple[wire.MoneyNeeded, ...] = ()
         if self.budget is not None:
-            reserve = units.minor(self.budget.reserve, (yield from self.scale()), "reserve")
-            if reserve > 0:
-                money = (wire.MoneyNeeded(name=self.budget.name, reserve_minor=reserve),)
+            reserve = budgets.reserve_minor(self.budget.name, self.budget.reserve, (yield from self.scale()))
+            money = (wire.MoneyNeeded(name=self.budget.name, reserve_minor=reserve),)
         return wire.Needs(slots=_units_needed(self.slots), limits=_units_needed(self.limit), budgets=money)
 
     def scale(self) -> Steps[int]:

@@ -10,7 +10,7 @@ from .signals import Signal
 from .steps import Steps
 
 if TYPE_CHECKING:
-    from . import connection, wire
+    from . import inbox, wire
     from .client import Core
     from .results import RunContext, RunInfo
 
@@ -28,7 +28,7 @@ class Binding:
         self.signal = Signal()
         self.over: errors.StoppedError | None = None
         self._info: RunInfo | None = None
-        self._watch: connection.RunWatch | None = None
+        self._watch: inbox.RunWatch | None = None
 
     # ------------------------------------------------------------------ steps
 
@@ -76,7 +76,7 @@ class Binding:
             return
         info = yield from self.join()
         if self._watch is not None:
-            self._core.connection().unwatch(self._watch.run)
+            self._core.connection().runs.forget(self._watch.run)
         answer = yield wire.RunsEnd(run=info.id, state="stopped" if state == "stopped" else "finished")
         name = self.name or info.id
         self.ended(
@@ -115,9 +115,9 @@ class Binding:
         return error
 
     def _known(self, view: wire.RunView) -> None:
-        from . import connection, results
+        from . import inbox, results
 
         self._info = results.RunInfo(view.run, view.name or self.name or CHILD_NAME)
         # A child run ends with the session that made it, so that session must come back by itself.
-        self._watch = connection.RunWatch(view.run, self.ended, is_owned=self.parent is not None)
+        self._watch = inbox.RunWatch(view.run, self.ended, is_owned=self.parent is not None)
         self._core.connection().watch(self._watch)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextvars import ContextVar, Token
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import errors, units
 from .context import Frame, current, enter, leave, within
-from .holds import Hold
 from .signals import Combined
 from .steps import Run, Steps, adrive, drive
 from .wrapping import wrap
@@ -18,19 +16,24 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from .client import Runstate
+    from .holds import Hold
     from .results import RunContext
 
 TIMEOUT = "60s"
 LEASE = "30s"
 
 
-@dataclass(frozen=True)
-class _Inside:
+class _Inside(NamedTuple):
     """One entered block."""
 
+    slots: Slots
     hold: Hold
     signal: Combined
     entered: Token[Frame | None]
+
+
+# The blocks that this thread or task is in, of all objects. One variable: a context keeps every variable for ever.
+_stack: ContextVar[tuple[_Inside, ...]] = ContextVar("runstate_slots", default=())
 
 
 class Slots:
@@ -52,8 +55,7 @@ class Slots:
         self._units = units.whole(1 if units_ is None else units_, "units")
         self._timeout = TIMEOUT if timeout is None else timeout
         self._lease_ms = units.lease_seconds(LEASE if lease is None else lease) * 1000
-        # Which blocks this thread or task is in: a stack of its own for each, so that one object can be shared.
-        self._stack: ContextVar[tuple[_Inside, ...]] = ContextVar(f"runstate_slots_{id(self)}", default=())
+        self._entered: list[_Inside] = []  # by all threads and tasks
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function, called while the units are held."""
@@ -78,13 +80,17 @@ class Slots:
         await adrive(self._client._connection, self._release(hold, signal, failed=error is not None))
 
     def _push(self, hold: Hold, around: RunContext, signal: Combined) -> RunContext:
-        inside = _Inside(hold, signal, enter(around, hold.token))
-        self._stack.set((*self._stack.get(), inside))
+        inside = _Inside(self, hold, signal, enter(around, hold.token))
+        self._entered.append(inside)
+        _stack.set((*_stack.get(), inside))
         return around
 
     def _pop(self) -> tuple[Hold, Combined]:
-        *rest, inside = self._stack.get()
-        self._stack.set(tuple(rest))
+        """The innermost block of this object in this thread or task; a block that was entered elsewhere (a generator
+        may be closed in another context) is the last one of all."""
+        inside = next((each for each in reversed(_stack.get()) if each in self._entered), self._entered[-1])
+        self._entered.remove(inside)
+        _stack.set(tuple(each for each in _stack.get() if each is not inside))
         leave(inside.entered)
         return inside.hold, inside.signal
 
@@ -111,6 +117,10 @@ class Slots:
             answer = yield request
         except errors.StoppedError as error:
             raise binding.noted(error)  # noqa: B904
+        except errors.RunstateError as error:
+            if error.code == "DEADLOCK":  # it has a time-out, which is certain to pass
+                raise errors.TimeoutError(f"slots {self.name}: {error}", code=error.code, status=error.status) from None
+            raise
         reply = answer.reply
         if isinstance(reply, wire.SlotsBusy):
             raise errors.TimeoutError(f"slots {self.name}: no {self._units} free within {self._timeout}")

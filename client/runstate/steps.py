@@ -6,11 +6,13 @@ Errors are thrown into it. Two drivers run the same steps: ``drive`` in plain co
 
 from __future__ import annotations
 
+import contextvars
 import inspect
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from .context import enter, leave
+from .signals import running_loop
 
 if TYPE_CHECKING:
     from . import wire
@@ -80,11 +82,7 @@ def _run(step: Run) -> Any:
     entered = enter(step.context, step.token)
     try:
         result = step.function(*step.args, **step.kwargs)
-        if step.may_await and inspect.iscoroutine(result):
-            import asyncio
-
-            return asyncio.run(result)
-        return result
+        return _awaited(result) if step.may_await and inspect.isawaitable(result) else result
     finally:
         leave(entered)
 
@@ -96,3 +94,19 @@ async def _arun(step: Run) -> Any:
         return await result if inspect.isawaitable(result) else result
     finally:
         leave(entered)
+
+
+def _awaited(result: Awaitable[Any]) -> Any:
+    """The outcome of an awaitable, in plain code: on an event loop of its own, in a thread of its own where this
+    thread's loop is running already."""
+    import asyncio
+
+    async def wait() -> Any:
+        return await result
+
+    if running_loop() is None:
+        return asyncio.run(wait())
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(contextvars.copy_context().run, asyncio.run, wait()).result()

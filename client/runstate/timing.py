@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from typing import TYPE_CHECKING
 
 from . import errors, units
@@ -38,6 +37,8 @@ def sleep(client: Runstate, name: str, duration: units.Duration | None, until: d
 
 def together(client: Runstate, name: str, count: int, timeout: units.Duration | None) -> Steps[None]:
     """Waits until so many workers have come. Raises TimeoutError, ConflictError, ConfigError, StoppedError."""
+    import socket
+
     from . import wire
 
     units.name(name, "the name of together")

@@ -181,6 +181,7 @@ class Beat(Request[Ok], tag="beat", frozen=True):
 class Released(Reply, tag="released", frozen=True):
     """The hold is gone. ``held``: it was still held until now."""
 
+    kept: ClassVar[bool] = True
     held: bool
 
 
@@ -188,6 +189,7 @@ class Release(Request[Released], tag="leases.release", frozen=True):
     """Gives the hold of ``token`` back without an outcome: no failure and no attempt is counted."""
 
     gives: ClassVar[bool] = True
+    replayed: ClassVar[bool] = True
     token: Token
 
 
@@ -778,6 +780,7 @@ class WaitView(Struct, kw_only=True, omit_defaults=True, frozen=True):
     until_ms: int | None = None
     ahead: int = 0
     behind: tuple[str, ...] = ()
+    lacks: tuple[str, ...] = ()  # of a worker: what its jobs lack, such as "slots browser"
 
 
 class DaemonView(Struct, kw_only=True, omit_defaults=True, frozen=True):
@@ -804,6 +807,7 @@ class StatusView(Reply, tag="status", frozen=True):
     waits: tuple[WaitView, ...] = ()
     queues: tuple[QueueView, ...] = ()
     more: tuple[str, ...] = ()
+    names: dict[str, str] = {}  # of the limits, slots and budgets that somebody waits for, by id
 
 
 class StatusGet(Request[StatusView], tag="status.get", frozen=True):

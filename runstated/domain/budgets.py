@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from runstate import wire
 from runstated.domain import leases, runs
-from runstated.lines import Topic
+from runstated.lines import WATCH, Topic
 from runstated.store.tx import Conflict, NotFound, Refusal, Tx
 
 SCHEMA = """
@@ -103,6 +103,11 @@ def line(budget: str) -> Topic:
     return (KIND, "", budget)
 
 
+def watch(budget: str) -> Topic:
+    """Jobs for which this budget has enough, and which lack something else."""
+    return (WATCH, KIND, budget)
+
+
 # ---------------------------------------------------------------------------------------------------- verbs
 
 
@@ -111,12 +116,12 @@ def declare(tx: Tx, request: wire.BudgetsDeclare) -> wire.BudgetView:
     return _view(ensure(tx, request.budget, request.limit_minor, request.currency, request.scale))
 
 
-def reserve(tx: Tx, request: wire.BudgetsReserve) -> wire.BudgetReserved:
-    """Holds an amount under a token. Refused when the budget cannot cover it."""
+def reserve(tx: Tx, request: wire.BudgetsReserve) -> wire.BudgetReserved | Refusal:
+    """Holds an amount under a token. Refused when the budget cannot cover it; a budget declared on the way stays."""
     runs.active(tx, request.run)
     budget = ensure(tx, request.budget, request.limit_minor, request.currency, request.scale)
     if budget.available < request.amount_minor:
-        raise InsufficientBudget(
+        return InsufficientBudget(
             f"budget {budget.name} has {budget.available} minor units of {budget.currency} left, which does not cover"
             f" {request.amount_minor}"
         )
@@ -138,9 +143,7 @@ def settle(tx: Tx, request: wire.BudgetsSettle) -> wire.BudgetSettled:
     found = _get(tx, request.reservation)
     if not request.keep_rest and found.state == "active":
         release(tx, found)
-    _let_go(tx, request.reservation)
-    found = _get(tx, request.reservation)
-    return wire.BudgetSettled(state=found.state, charged_minor=found.charged_minor, left_minor=found.left_minor)
+    return _settled(tx, found)
 
 
 def void(tx: Tx, request: wire.BudgetsRelease) -> wire.BudgetSettled:
@@ -148,9 +151,7 @@ def void(tx: Tx, request: wire.BudgetsRelease) -> wire.BudgetSettled:
     found = _get(tx, request.reservation)
     if found.state == "active":
         release(tx, found)
-    _let_go(tx, request.reservation)
-    found = _get(tx, request.reservation)
-    return wire.BudgetSettled(state=found.state, charged_minor=found.charged_minor, left_minor=found.left_minor)
+    return _settled(tx, found)
 
 
 def look(tx: Tx, request: wire.BudgetsGet) -> wire.BudgetView:
@@ -270,7 +271,7 @@ def tick(tx: Tx) -> int | None:
         many=RELEASED_IN_ONE_STEP,
     )
     for row in rows:
-        release(tx, Reservation(*row), "settle_by")
+        release(tx, Reservation(*row), "settle_by")  # its lease stays: it ends with the settling or with its holder
     first = tx.one("SELECT settle_by_ms FROM reservations WHERE state = 'active' ORDER BY settle_by_ms LIMIT 1")
     return first[0] if first else None
 
@@ -317,13 +318,17 @@ def _get(tx: Tx, reservation: str) -> Reservation:
     return Reservation(*row)
 
 
-def _let_go(tx: Tx, reservation: str) -> None:
+def _let_go(tx: Tx, token: int) -> None:
     """With nothing left under it the lease of a direct reservation ends; a job's token lives on."""
-    found = _get(tx, reservation)
-    if found.state != "active":
-        kind = tx.one("SELECT kind FROM leases WHERE token = :token", token=found.token)
-        if kind is not None and kind[0] == KIND:
-            leases.drop(tx, found.token)
+    kind = tx.one("SELECT kind FROM leases WHERE token = :token", token=token)
+    if kind is not None and kind[0] == KIND and not of_token(tx, token):
+        leases.drop(tx, token)
+
+
+def _settled(tx: Tx, found: Reservation) -> wire.BudgetSettled:
+    _let_go(tx, found.token)
+    found = _get(tx, found.reservation)
+    return wire.BudgetSettled(state=found.state, charged_minor=found.charged_minor, left_minor=found.left_minor)
 
 
 def _move(
@@ -338,6 +343,8 @@ def _move(
         spent=spent,
     )
     assert row is not None, "budgets are never removed"
+    if reserved + spent > 0:
+        tx.wake(watch(budget))
     tx.run(
         "INSERT INTO ledger (entry, budget, reservation, kind, work_key, change_minor, balance_minor, at_ms)"
         " VALUES (:entry, :budget, :reservation, :kind, :work_key, :change, :balance, :now)",

@@ -29,7 +29,8 @@ CREATE INDEX limits_used ON limits (id) WHERE used > 0;
 """
 
 COLUMNS = "id, name, max, per_seconds, window_ms, used"
-WORD = "limit"
+SLEWED_MS = 500  # a wall clock that runs behind steady time by this, and ...
+SLEWED_SHARE = 1_000  # ... by this share of a window (twice what NTP slews), has not been set: no window ends by it
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +117,8 @@ def spend(tx: Tx, limit: str, units: int) -> None:
         "UPDATE limits SET used = used + :units WHERE id = :id AND used + :units <= max", id=limit, units=units
     )
     assert changed == 1, "looked at before"
+    if tx.is_aside(line(limit)):
+        tx.wake(line(limit))  # what was set aside may have been taken by who goes before: it must not hold up more
 
 
 # ---------------------------------------------------------------------------------------------------- time
@@ -127,7 +130,6 @@ def tick(tx: Tx) -> int | None:
         limit = Limit(*row)
         if _is_over(tx, limit):
             _current(tx, limit)
-            tx.wake(line(limit.id))
         elif tx.is_awaited(line(limit.id)):
             _look_again(tx, limit)
     return None
@@ -161,30 +163,36 @@ def ensure(tx: Tx, name: str, most: int | None, per_seconds: int | None) -> Limi
 
 
 def _is_over(tx: Tx, limit: Limit) -> bool:
-    """Whether the latest window has ended. ``opened``: on the lease clock; unknown after a restart, then it is now."""
+    """Whether the latest window has ended: by the wall or, if the wall clock went back since it opened, by steady time.
+    When it opened is not known after a restart; then it is now."""
     if tx.now_ms >= limit.window_ms + limit.per_ms:
         return True
     opened = tx.opened(limit.id)
-    went_back = tx.now_ms < limit.window_ms
-    return went_back and tx.lease_ms >= opened + limit.per_ms
+    if tx.lease_ms < opened.lease_ms + limit.per_ms:
+        return False
+    behind_ms = (tx.lease_ms - opened.lease_ms) - (tx.now_ms - opened.wall_ms)
+    return tx.now_ms < limit.window_ms or behind_ms > SLEWED_MS + limit.per_ms // SLEWED_SHARE
 
 
 def _current(tx: Tx, limit: Limit) -> Limit:
     """The limit with its present window, opened if the latest one is over."""
     if not _is_over(tx, limit):
         return limit
-    # A clock that went back must not open a window a second time: the latest one keeps its name, with new units.
+    # A clock that went back must not lead into windows that were open before: the latest keeps its name.
     window_ms = max(limit.window_ms, tx.now_ms - tx.now_ms % limit.per_ms)
     tx.run("UPDATE limits SET window_ms = :window_ms, used = 0 WHERE id = :id", id=limit.id, window_ms=window_ms)
     tx.open_window(limit.id)
+    if tx.is_awaited(line(limit.id)):
+        tx.wake(line(limit.id))  # whoever comes to the new window first, those who wait are served by age
     return replace(limit, window_ms=window_ms, used=0)
 
 
 def _look_again(tx: Tx, limit: Limit) -> None:
-    """Somebody waits for the end of the window: by the wall or, while the wall clock is behind, by steady time."""
+    """Somebody waits for the end of the window: by the wall or, in case the wall clock goes back, by steady time."""
     tx.due(limit.window_ms + limit.per_ms)
-    if tx.now_ms < limit.window_ms:
-        tx.due_steady(tx.opened(limit.id) + limit.per_ms)
+    steady_ms = tx.opened(limit.id).lease_ms + limit.per_ms
+    if steady_ms > tx.lease_ms:
+        tx.due_steady(steady_ms)
 
 
 def _view(tx: Tx, limit: Limit) -> wire.LimitView:

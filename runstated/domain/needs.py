@@ -16,7 +16,7 @@ import msgspec
 from runstate import wire
 from runstated.domain import budgets, leases, limits, slots
 from runstated.lines import Topic
-from runstated.store.tx import Tx
+from runstated.store.tx import Tx, ValidationFailed
 
 SCHEMA = """
 CREATE TABLE needs (
@@ -53,10 +53,19 @@ class Blocked:
     def stand(self, line: Topic, age: int) -> None:
         self.ages[line] = min(age, self.ages.get(line, age))
 
+    def before(self, line: Topic, age: int) -> bool:
+        """Whether an older job of the same worker stands there."""
+        return self.ages.get(line, age) < age
+
 
 def number(tx: Tx, needs: wire.Needs) -> int:
     """The number of a set of needs. Raises NotFound for a name that does not exist, ValidationFailed for more units
-    than there are."""
+    than there are and for a name that occurs twice."""
+    for named in (needs.slots, needs.limits, needs.budgets):
+        names = [need.name for need in named]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValidationFailed(f"{name} is needed twice: say it once, with all its units")
     wants = Wants(
         slots=tuple(_slots(tx, need) for need in needs.slots),
         limits=tuple(_limit(tx, need) for need in needs.limits),
@@ -84,21 +93,31 @@ def lacking(tx: Tx, wants: Wants, age: int, blocked: Blocked) -> bool:
     """Whether a job of that age lacks something; then ``blocked`` says where it stands."""
     short = [budgets.line(budget) for budget, amount in wants.budgets if budgets.by_id(tx, budget).available < amount]
     if not short:
-        short = [
-            limits.line(limit)
-            for limit, units in wants.limits
-            if not limits.has_room(tx, limits.by_id(tx, limit), units, age)
-        ]
-    if not short:
-        short = [
-            slots.line(pool) for pool, units in wants.slots if not slots.has_room(tx, slots.by_id(tx, pool), units, age)
-        ]
-        if short and wants.limits:
-            short += [limits.line(limit) for limit, _ in wants.limits]
-            blocked.aside = True
+        short = _short_of_units(tx, wants, age, blocked)
+        if short:  # it holds up others only while it has the money: it looks again when some of that is gone
+            short += [budgets.watch(budget) for budget, _ in wants.budgets]
     for line in short:
         blocked.stand(line, age)
     return bool(short)
+
+
+def _short_of_units(tx: Tx, wants: Wants, age: int, blocked: Blocked) -> list[Topic]:
+    """The lines in which a job that has its money stands; none if it has all."""
+    short = []
+    for limit, units in wants.limits:
+        line = limits.line(limit)
+        if not limits.has_room(tx, limits.by_id(tx, limit), units, age) or blocked.before(line, age):
+            short.append(line)
+    if short:
+        return short
+    for pool, units in wants.slots:
+        line = slots.line(pool)
+        if not slots.has_room(tx, slots.by_id(tx, pool), units, age) or blocked.before(line, age):
+            short.append(line)
+    if short and wants.limits:
+        blocked.aside = True
+        short += [limits.line(limit) for limit, _ in wants.limits]
+    return short
 
 
 def take(tx: Tx, wants: Wants, run: str, token: int) -> tuple[str, ...]:

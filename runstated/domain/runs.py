@@ -13,7 +13,7 @@ and keys read through the run's state and are tidied away later.
 from dataclasses import dataclass
 
 from runstate import wire
-from runstated.lines import Topic
+from runstated.lines import WATCH, Topic
 from runstated.store.tx import NotFound, Refusal, Tx, ValidationFailed
 
 SCHEMA = """
@@ -81,6 +81,11 @@ class Run:
 def signal(run: str) -> Topic:
     """Those who wait for anything in a run wait for its end, too."""
     return ("run", run)
+
+
+def watch(run: str) -> Topic:
+    """Where workers stand for a job of the run that cannot start yet: it holds up nobody once its run is over."""
+    return (WATCH, "run", run)
 
 
 def effective(run: Run, now_ms: int) -> str:
@@ -299,6 +304,7 @@ def _end_tree(tx: Tx, run: Run, state: str) -> None:
         over = refusal(ended, tx.now_ms)
         assert over is not None, "an ended run has a refusal"
         _tell(tx, ended, over)
+        tx.wake(watch(ended.run))
         kind = {"stopped": "cancelled", "finished": "completed"}.get(ended.state, "expired")
         tx.emit(f"scope.{kind}", ended.run, {"scopeId": ended.run, "name": ended.name})
     tx.due(tx.now_ms)  # what is left of them is tidied from now on

@@ -34,16 +34,16 @@ def sleep(tx: Tx, request: wire.TimersSleep) -> wire.TimerView | Parked:
     runs.active(tx, run)
     row = tx.one("SELECT fire_ms, fired FROM timers WHERE run = :run AND name = :name", run=run, name=name)
     fire_ms, fired = row or (_fire_ms(tx, request), 0)
+    if row is None:
+        tx.run(
+            "INSERT INTO timers (run, name, fire_ms) VALUES (:run, :name, :fire_ms)",
+            run=run,
+            name=name,
+            fire_ms=fire_ms,
+        )
     if not fired and fire_ms <= tx.now_ms:
-        fired = 1  # also one that is due and that `tick` has not come to yet
-    tx.run(
-        "INSERT INTO timers (run, name, fire_ms, fired) VALUES (:run, :name, :fire_ms, :fired)"
-        " ON CONFLICT (run, name) DO UPDATE SET fired = excluded.fired WHERE timers.fired <> excluded.fired",
-        run=run,
-        name=name,
-        fire_ms=fire_ms,
-        fired=fired,
-    )
+        _fire(tx, run, name, fire_ms)  # also one that is due and that `tick` has not come to yet
+        fired = 1
     view = wire.TimerView(fired=bool(fired), fire_ms=fire_ms)
     if fired:
         return view
@@ -59,9 +59,7 @@ def tick(tx: Tx) -> int | None:
         many=FIRED_IN_ONE_STEP,
     )
     for run, name, fire_ms in rows:
-        tx.run("UPDATE timers SET fired = 1 WHERE run = :run AND name = :name", run=run, name=name)
-        tx.answer(signal(run, name), wire.TimerView(fired=True, fire_ms=fire_ms))
-        tx.emit("timer.fired", run, {"scopeId": run, "name": name})
+        _fire(tx, run, name, fire_ms)
     first = tx.one("SELECT fire_ms FROM timers WHERE fired = 0 ORDER BY fire_ms LIMIT 1")
     return first[0] if first else None
 
@@ -74,6 +72,14 @@ def tidy(tx: Tx, run: str, many: int) -> int:
         run=run,
         many=many,
     )
+
+
+def _fire(tx: Tx, run: str, name: str, fire_ms: int) -> None:
+    """Everybody passes from now on. In a run that is over nobody does, and nothing happens any more."""
+    tx.run("UPDATE timers SET fired = 1 WHERE run = :run AND name = :name", run=run, name=name)
+    if runs.refusal(runs.get_any(tx, run), tx.now_ms) is None:
+        tx.answer(signal(run, name), wire.TimerView(fired=True, fire_ms=fire_ms))
+        tx.emit("timer.fired", run, {"scopeId": run, "name": name})
 
 
 def _fire_ms(tx: Tx, request: wire.TimersSleep) -> int:

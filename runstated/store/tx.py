@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from runstate import wire
-from runstated.lines import EVENTS, Call, Memory, Settled, Topic
+from runstated.lines import EVENTS, Call, Memory, Opening, Settled, Topic
 
 Value = Any
 Row = tuple[Value, ...]
@@ -162,13 +162,17 @@ class Tx:
         """The same, on the lease clock."""
         self._memory.due_steady(at_lease_ms)
 
-    def opened(self, window: str) -> int:
-        """When a limit's window opened, on the lease clock; now, if that is not known (after a restart)."""
-        return self._memory.windows.setdefault(window, self.lease_ms)
+    def is_aside(self, line: Topic) -> bool:
+        """Whether anybody stands in the line who has there what it wants."""
+        return self._memory.is_aside(line)
+
+    def opened(self, window: str) -> Opening:
+        """When a limit's window opened; now, if that is not known (after a restart)."""
+        return self._memory.windows.setdefault(window, Opening(self.lease_ms, self.now_ms))
 
     def open_window(self, window: str) -> None:
         """A limit's window opens now. Not undone: an opening that did not take place only lengthens the present one."""
-        self._memory.windows[window] = self.lease_ms
+        self._memory.windows[window] = Opening(self.lease_ms, self.now_ms)
 
     def subscribe(self, signal: Topic) -> None:
         """The caller's session wants the push that comes with ``signal``."""

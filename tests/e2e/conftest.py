@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import runstate
 from tests.e2e.support import Daemon
 
 
@@ -29,3 +33,41 @@ def no_daemon(tmp_path: Path) -> Iterator[Daemon]:
         yield place
     finally:
         place.close()
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """One daemon for all tests of a file that only use it; each of them has a space of its own."""
+    place = Daemon(tmp_path_factory.mktemp("shared"))
+    try:
+        place.start()
+        yield place
+    finally:
+        place.close()
+
+
+_spaces = itertools.count(1)
+
+
+@pytest.fixture
+def make(shared: Daemon, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., runstate.Runstate]]:
+    """Makes clients of this process, each with a session of its own, all in one space that is new."""
+    for name in [name for name in os.environ if name.startswith("RUNSTATE_")]:
+        monkeypatch.delenv(name)
+    made: list[runstate.Runstate] = []
+    space = f"space-{next(_spaces)}"
+
+    def client(**options: Any) -> runstate.Runstate:
+        given = {"base_url": f"unix://{shared.socket}", "space_id": space, **options}
+        made.append(runstate.Runstate(**given))
+        return made[-1]
+
+    yield client
+    for each in made:
+        each._core.configure({})  # ends its session
+
+
+@pytest.fixture
+def rs(make: Callable[..., runstate.Runstate]) -> runstate.Runstate:
+    """A client of this process."""
+    return make()

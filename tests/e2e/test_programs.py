@@ -11,7 +11,7 @@ import pytest
 from tests.daemons import PATIENCE_S
 from tests.e2e.support import Daemon, Program
 
-ONCE = '''\
+ONCE = """\
 import time
 
 import runstate
@@ -25,28 +25,28 @@ def research(company: str) -> dict:
 
 
 print(research("acme"))
-'''
-JOBS = '''\
+"""
+JOBS = """\
 import runstate
 
 
 @runstate.queue("double")
 def double(input: dict) -> dict:
     return {"doubled": input["n"] * 2}
-'''
-WORKER = '''\
+"""
+WORKER = """\
 import runstate
 
 import jobs  # noqa: F401  (defines the queue)
 
 print("worker ready", flush=True)
 runstate.serve()  # handles jobs until Ctrl-C
-'''
-PRODUCER = '''\
+"""
+PRODUCER = """\
 from jobs import double
 
 print(double({"n": 21}))  # submits the job and waits for the result
-'''
+"""
 RESULT = "{'company': 'acme', 'summary': 'acme makes widgets'}"
 
 
@@ -60,7 +60,9 @@ def desk(no_daemon: Daemon, tmp_path: Path) -> Daemon:
 
 
 def shell(desk: Daemon, file: str) -> Program:
-    source = f"import runpy, sys; sys.path.insert(0, {str(desk.directory)!r}); runpy.run_path({file!r}, run_name='__main__')"
+    source = (
+        f"import runpy, sys; sys.path.insert(0, {str(desk.directory)!r}); runpy.run_path({file!r}, run_name='__main__')"
+    )
     return desk.program(source.replace(repr(file), repr(str(desk.directory / file))), preamble="")
 
 
@@ -106,7 +108,7 @@ def test_a_producer_that_comes_before_its_worker_waits_for_it(desk: Daemon) -> N
     assert worker.ends_well() == ["worker ready"]
 
 
-WITH_ATTEMPTS = '''
+WITH_ATTEMPTS = """
 @runstate.once(attempts=5)
 def research_company(name: str) -> dict:
     raise ValueError("always")
@@ -118,7 +120,7 @@ for _ in range(6):
         say(f"gave up after {err.attempts} attempts: {err}")
     except ValueError as err:
         say("its own", err)
-'''
+"""
 
 
 def test_the_retries_of_the_documentation(daemon: Daemon) -> None:
@@ -126,7 +128,7 @@ def test_the_retries_of_the_documentation(daemon: Daemon) -> None:
     assert daemon.program(WITH_ATTEMPTS).ends_well() == ["its own always"] * 4 + [gave_up] * 2
 
 
-RESEARCH = '''
+RESEARCH = """
 calls = []
 @runstate.queue("research", attempts=5, lease="60s", concurrency=4, key=lambda input: input["company"])
 def research(input: dict) -> dict:
@@ -137,7 +139,7 @@ def research(input: dict) -> dict:
 def keyed(company, http):
     effect("keyed", company)
     return company.upper()
-'''
+"""
 
 
 def test_the_producers_of_the_documentation(daemon: Daemon) -> None:

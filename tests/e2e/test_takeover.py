@@ -149,9 +149,7 @@ runstate.serve()
     assert "began" not in daemon.effects()
 
 
-def test_a_dead_workers_job_is_started_by_another_at_once(
-    daemon: Daemon, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dead_workers_job_is_started_by_another_at_once(daemon: Daemon, capsys: pytest.CaptureFixture[str]) -> None:
     source = """
 @runstate.queue("q", lease="30s")
 def handle(input):
