@@ -22,13 +22,14 @@ from runstate import wire
 from runstated import dispatch, replies
 from runstated.clock import Clock
 from runstated.domain import leases, runs, sessions
-from runstated.lines import Call, CallKey, Memory, Topic
+from runstated.lines import EVENTS, WATCH, Call, CallKey, Memory, Topic
 from runstated.settings import BATCH_VERBS_MS
 from runstated.store.tx import Caller, Parked, Refusal, Tx, ValidationFailed
 
 log = logging.getLogger(__name__)
 
 BEHIND_MAX = 16
+HOLD_UP_NOBODY = frozenset(("budget", EVENTS, WATCH))  # lines in which all are looked at when they are woken
 _no_caller = Caller()
 
 
@@ -289,6 +290,7 @@ class Executor:
                     lines=answer.lines,
                     signals=answer.signals,
                     aside=answer.aside,
+                    ages=answer.ages,
                 ),
             )
         else:
@@ -328,7 +330,7 @@ class Executor:
         memory = self.memory
         waiting: dict[Topic, None] = {}
         while True:
-            waiting.update(dict.fromkeys(memory.left))
+            waiting.update(dict.fromkeys(line for line in memory.left if line[0] not in HOLD_UP_NOBODY))
             waiting.update(dict.fromkeys(tx.woken))
             memory.left.clear()
             tx.woken.clear()
@@ -348,7 +350,7 @@ class Executor:
                     continue
                 self._guarded(tx, call.key, lambda call=call: self._again(tx, call))
                 now = memory.calls.get(call.key)
-                if now is not None and line in now.lines:
+                if now is not None and line in now.lines and line[0] not in HOLD_UP_NOBODY:
                     break
             memory.left[:] = [other for other in memory.left if other != line]
 
@@ -375,6 +377,7 @@ class Executor:
                 lines=answer.lines,
                 signals=answer.signals,
                 aside=answer.aside,
+                ages=answer.ages,
             ),
         )
 
@@ -414,7 +417,7 @@ class Executor:
         for call in memory.late(tx.lease_ms):
             memory.leave(call.key)
             memory.replies.append(([call.key], call.late))
-        if memory.take_due(tx.now_ms):
+        if memory.take_due(tx.now_ms, tx.lease_ms):
             for tick in dispatch.TICKS:
                 self._guarded(tx, None, lambda tick=tick: self._tick_noun(tx, tick))
 
@@ -432,6 +435,8 @@ class Executor:
         for token, lease in live.items():
             if token not in memory.holds:
                 memory.hold(token, lease.session, lease.length_ms, lease.topic, tx.lease_ms)
+        for token, subject in leases.all_units(tx):
+            memory.hold_also(token, subject)
         known = {row.session for row in sessions.get_all(tx)}
         for session in [session for session in memory.sessions if session not in known]:
             memory.close(session)

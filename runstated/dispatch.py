@@ -4,7 +4,21 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from runstate import wire
-from runstated.domain import once, queues, runs, sessions, status, tidy
+from runstated.domain import (
+    barriers,
+    budgets,
+    events,
+    groups,
+    limits,
+    once,
+    queues,
+    runs,
+    sessions,
+    slots,
+    status,
+    tidy,
+    timers,
+)
 from runstated.store.tx import Parked, Refusal, Tx
 
 Answer = wire.Reply | Refusal | Parked
@@ -25,7 +39,32 @@ VERBS: Mapping[type, Verb] = {
     wire.QueuesAdmit: queues.admit,
     wire.QueuesComplete: queues.complete,
     wire.QueuesFail: queues.fail,
+    wire.LimitsDeclare: limits.declare,
+    wire.LimitsGet: limits.look,
+    wire.LimitsTake: limits.take,
+    wire.SlotsDeclare: slots.declare,
+    wire.SlotsGet: slots.look,
+    wire.SlotsAcquire: slots.acquire,
+    wire.BudgetsDeclare: budgets.declare,
+    wire.BudgetsGet: budgets.look,
+    wire.BudgetsReserve: budgets.reserve,
+    wire.BudgetsSettle: budgets.settle,
+    wire.BudgetsRelease: budgets.void,
+    wire.GroupsSubmit: groups.submit,
+    wire.GroupsEnded: groups.ended,
+    wire.TimersSleep: timers.sleep,
+    wire.BarriersArrive: barriers.arrive,
+    wire.EventsRead: events.read,
+    wire.EventsWait: events.wait,
     wire.StatusGet: status.look,
+    wire.RunsStatus: status.look_run,
 }
 
-TICKS: tuple[Callable[[Tx], int | None], ...] = (runs.tick, queues.tick, tidy.tick)
+TICKS: tuple[Callable[[Tx], int | None], ...] = (
+    runs.tick,
+    queues.tick,
+    limits.tick,
+    budgets.tick,
+    timers.tick,
+    tidy.tick,
+)

@@ -111,6 +111,8 @@ class Engine:
         connection.execute("COMMIT")
         for lease in leases.all_live(tx):
             memory.hold(lease.token, lease.session, lease.length_ms, lease.topic, lease_ms)
+        for token, subject in leases.all_units(tx):
+            memory.hold_also(token, subject)
         known = sessions.get_all(tx)
         for session in known:
             memory.open(session.session, away=True)

@@ -16,16 +16,18 @@ transaction is. It is changed by one thread at a time: the one that runs the bat
 
 import heapq
 from bisect import bisect_left, insort
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from runstate import wire
+from runstated import circles
 
 Topic = tuple[str, ...]
 CallKey = tuple[str, int]  # session, request id
+EVENTS = "events"  # the kind of line in which those stand who wait for events
+WATCH = "watch"  # the kind of line in which those stand who must look again when something changes that they have
 STALE_MAX = 1_000  # entries of the two heaps whose lease or call has ended, beside those that live
 
 
@@ -35,6 +37,13 @@ class Settled(NamedTuple):
     space: str
     run: str
     key: str
+
+
+class Opening(NamedTuple):
+    """When the window of a limit opened."""
+
+    lease_ms: int
+    wall_ms: int
 
 
 class _Asks(Protocol):
@@ -67,6 +76,7 @@ class Call:
     lines: tuple[Topic, ...]
     signals: tuple[Topic, ...]
     aside: bool = False
+    ages: Mapping[Topic, int] = field(default_factory=dict)  # of the job for which it stands in a line, not its own
     away: bool = False
 
     @property
@@ -76,6 +86,11 @@ class Call:
     @property
     def place(self) -> tuple[int, int, CallKey]:
         return (self.rank, self.ticket, (self.session, self.request_id))
+
+    def place_in(self, line: Topic) -> tuple[int, int, CallKey]:
+        """Where it stands in a line: by its own age, or by that of the job for which it stands there."""
+        age = self.ages.get(line)
+        return self.place if age is None else (1, age, (self.session, self.request_id))
 
 
 @dataclass(slots=True, eq=False)
@@ -87,6 +102,7 @@ class Hold:
     length_ms: int
     subject: Topic
     expires: int
+    others: list[Topic] = field(default_factory=list)  # further things that go with it: the slots of a job
 
 
 @dataclass(slots=True)
@@ -105,6 +121,9 @@ class Memory:
     settled: list[tuple[Settled, int | None, wire.OnceDone]] = field(default_factory=list)
     forgotten_runs: list[str] = field(default_factory=list)
     due_ms: int | None = None
+    due_lease_ms: int | None = None
+    windows: dict[str, Opening] = field(default_factory=dict)  # of limits
+    listeners: int = 0  # calls that wait for events
     _lines: dict[Topic, list[tuple[int, int, CallKey]]] = field(default_factory=dict)
     _aside: dict[Topic, dict[CallKey, None]] = field(default_factory=dict)
     _signals: dict[Topic, dict[CallKey, None]] = field(default_factory=dict)
@@ -158,13 +177,21 @@ class Memory:
         if self.due_ms is None or at_ms < self.due_ms:
             self.due_ms = at_ms  # too early a look does no harm, so this is not undone
 
-    def take_due(self, now_ms: int) -> bool:
+    def due_steady(self, at_lease_ms: int) -> None:
+        if self.due_lease_ms is None or at_lease_ms < self.due_lease_ms:
+            self.due_lease_ms = at_lease_ms
+
+    def take_due(self, now_ms: int, lease_ms: int) -> bool:
         """Whether there is something for the nouns' ticks; if so, they are to name the next time."""
-        at_ms = self.due_ms
-        if at_ms is None or at_ms > now_ms:
+        at_ms, at_lease_ms = self.due_ms, self.due_lease_ms
+        is_due = at_ms is not None and at_ms <= now_ms
+        if not is_due and (at_lease_ms is None or at_lease_ms > lease_ms):
             return False
-        self.due_ms = None
-        self._undo.append(partial(self.due, at_ms))
+        self.due_ms = self.due_lease_ms = None
+        if at_ms is not None:
+            self._undo.append(partial(self.due, at_ms))
+        if at_lease_ms is not None:
+            self._undo.append(partial(self.due_steady, at_lease_ms))
         return True
 
     # ------------------------------------------------------------------ sessions
@@ -198,15 +225,21 @@ class Memory:
         if call.until is not None and (old is None or old.until != call.until):
             heapq.heappush(self._lates, (call.until, call.key))
         if old is not None:
-            self.left += [line for line in old.lines if line not in call.lines]
-        self._overtake(call, [line for line in call.lines if old is None or line not in old.lines])
+            # Who has come to stand further back makes room for those between, as much as who has left.
+            self.left += [
+                line for line in old.lines if line not in call.lines or old.place_in(line) < call.place_in(line)
+            ]
+        self._overtake(
+            call,
+            [ln for ln in call.lines if old is None or ln not in old.lines or call.place_in(ln) < old.place_in(ln)],
+        )
 
     def _overtake(self, call: Call, lines: Iterable[Topic]) -> None:
         """``call`` has come to stand before others. What they had set aside for themselves may be its now, and then
         they must not hold up other lines any more."""
         for line in lines:
             for key in self._aside.get(line, ()):
-                if self.calls[key].place > call.place:
+                if self.calls[key].place_in(line) > call.place_in(line):
                     self.overtaken[key] = None
 
     def leave(self, key: CallKey) -> Call | None:
@@ -222,7 +255,8 @@ class Memory:
         self.calls[key] = call
         self._by_session.setdefault(call.session, {})[key] = None
         for line in call.lines:
-            insort(self._lines.setdefault(line, []), call.place)
+            insort(self._lines.setdefault(line, []), call.place_in(line))
+            self.listeners += line[0] == EVENTS
             if call.aside:
                 self._aside.setdefault(line, {})[key] = None
         for signal in call.signals:
@@ -245,7 +279,8 @@ class Memory:
         _discard(self._by_session, call.session, key)
         for line in call.lines:
             places = self._lines[line]
-            del places[bisect_left(places, call.place)]
+            del places[bisect_left(places, call.place_in(line))]
+            self.listeners -= line[0] == EVENTS
             if not places:
                 del self._lines[line]
             _discard(self._aside, line, key)
@@ -261,9 +296,23 @@ class Memory:
             if call is not None and line in call.lines:
                 yield call
 
-    def ahead(self, line: Topic, caller: _Asks) -> bool:
-        """Whether a call that is not passed over stands in the line before the caller."""
-        mine = (caller.rank, caller.ticket, (caller.session, caller.request_id))
+    def length(self, line: Topic) -> int:
+        """How many stand in the line."""
+        return len(self._lines.get(line, ()))
+
+    def is_awaited(self, line: Topic) -> bool:
+        """Whether anybody stands in the line."""
+        return line in self._lines
+
+    def is_aside(self, line: Topic) -> bool:
+        """Whether anybody stands in the line who is ``aside``."""
+        return line in self._aside
+
+    def ahead(self, line: Topic, caller: _Asks, age: int | None = None) -> bool:
+        """Whether a call that is not passed over stands in the line before the caller, or before a job of that age
+        for which the caller asks."""
+        key = (caller.session, caller.request_id)
+        mine = (caller.rank, caller.ticket, key) if age is None else (1, age, key)
         for place in self._lines.get(line, ()):
             if place >= mine:
                 return False
@@ -273,7 +322,7 @@ class Memory:
 
     def position(self, call: Call) -> int:
         """How many stand before the call, in the line where it is furthest back (for display)."""
-        return max((bisect_left(self._lines.get(line, []), call.place) for line in call.lines), default=0)
+        return max((bisect_left(self._lines.get(line, []), call.place_in(line)) for line in call.lines), default=0)
 
     def set_away(self, session: str, away: bool) -> None:
         """The calls of a session keep their places, and are passed over while it is away."""
@@ -338,6 +387,15 @@ class Memory:
         self._keep(hold)
         self._undo.append(lambda: self._drop(hold))
 
+    def hold_also(self, token: int, subject: Topic) -> None:
+        """Something more goes with a lease."""
+        hold = self.holds.get(token)
+        if hold is not None and subject != hold.subject and subject not in hold.others:
+            hold.others.append(subject)
+            self._held.setdefault(subject, {})[token] = None
+            self._undo.append(partial(_discard, self._held, subject, token))
+            self._undo.append(partial(hold.others.remove, subject))
+
     def let_go(self, token: int) -> None:
         hold = self.holds.get(token)
         if hold is not None:
@@ -346,12 +404,14 @@ class Memory:
 
     def _keep(self, hold: Hold) -> None:
         self.holds[hold.token] = hold
-        self._held.setdefault(hold.subject, {})[hold.token] = None
+        for subject in (hold.subject, *hold.others):
+            self._held.setdefault(subject, {})[hold.token] = None
         heapq.heappush(self._lapses, (hold.expires, hold.token))
 
     def _drop(self, hold: Hold) -> None:
         del self.holds[hold.token]
-        _discard(self._held, hold.subject, hold.token)
+        for subject in (hold.subject, *hold.others):
+            _discard(self._held, subject, hold.token)
 
     def beat(self, session: str, token: int, lease_ms: int) -> bool:
         """Renews a lease; False when the session does not hold it."""
@@ -387,6 +447,8 @@ class Memory:
         while self._lates and self._lates[0][1] not in self.calls:
             heapq.heappop(self._lates)
         times = [heap[0][0] for heap in (self._lapses, self._lates) if heap]
+        if self.due_lease_ms is not None:
+            times.append(self.due_lease_ms)
         return min(times) if times else None
 
     # ------------------------------------------------------------------ who is behind whom
@@ -397,54 +459,8 @@ class Memory:
         return [self.holds[token] for topic in topics for token in self._held.get(topic, ())]
 
     def circle(self, call: Call) -> list[Call] | None:
-        """The circle of waiting calls that ``call`` would close, itself first; None if there is none.
-
-        A lease leads back if a call made inside it waits and all that this call waits for leads back to a lease that
-        ``call`` itself is made in. All: one of several holders that can go on is enough to end a wait.
-        """
-        mine = set(call.request.within)
-        if not mine:
-            return None
-        # Forwards: what the call waits for, the calls made inside of that, what they wait for, and so on.
-        reached = [call]
-        known = {call.key}
-        open_ended: dict[CallKey, set[int]] = {}  # what a call waits for and does not lead back, as far as we know
-        asked_by: dict[int, list[Call]] = {}
-        for each in reached:
-            open_ended[each.key] = {hold.token for hold in self.holders(each)}
-            for token in open_ended[each.key]:
-                asked_by.setdefault(token, []).append(each)
-                for key in self._inside.get(token, ()) if token not in mine else ():
-                    if key not in known:
-                        known.add(key)
-                        reached.append(self.calls[key])
-        return self._path_back(call, mine, open_ended, asked_by)
-
-    @staticmethod
-    def _path_back(
-        call: Call, mine: set[int], open_ended: dict[CallKey, set[int]], asked_by: dict[int, list[Call]]
-    ) -> list[Call] | None:
-        """Backwards, from the leases that ``call`` is made in to itself."""
-        through: dict[int, Call | None] = {token: None for token in sorted(mine) if token in asked_by}
-        last: dict[CallKey, int] = {}  # call -> the last of its leases that was found to lead back
-        found = deque(through)
-        while found:
-            token = found.popleft()
-            for each in asked_by[token]:
-                open_ended[each.key].discard(token)
-                if open_ended[each.key]:
-                    continue
-                last[each.key] = token
-                for outer in each.request.within:
-                    if outer in asked_by and outer not in through:
-                        through[outer] = each
-                        found.append(outer)
-        if call.key not in last:
-            return None
-        path = [call]
-        while (onward := through[last[path[-1].key]]) is not None:
-            path.append(onward)
-        return path
+        """The circle of waiting calls that ``call`` would close; see circles.py."""
+        return circles.find(call, self.holders, lambda token: [self.calls[key] for key in self._inside.get(token, ())])
 
 
 def _discard(index: dict[Any, dict[Any, None]], key: Any, member: Any) -> None:

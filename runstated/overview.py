@@ -5,6 +5,7 @@ import os
 import msgspec
 
 from runstate import wire
+from runstated.domain import status
 from runstated.engine import Engine
 from runstated.lines import Call
 from runstated.sessions import Sessions
@@ -28,7 +29,7 @@ class Overview:
             view,
             daemon=self._daemon(),
             workers=tuple(self._worker(worker) for worker in view.workers),
-            waits=tuple(self._wait(call) for call in calls[:limit]),
+            waits=tuple(self._wait(call, view.names) for call in calls[:limit]),
             more=view.more + (("waits",) if len(calls) > limit else ()),
         )
 
@@ -61,9 +62,15 @@ class Overview:
         clock = self._engine.clock
         return clock.wall_ms() + lease_ms - clock.lease_ms()
 
-    def _wait(self, call: Call) -> wire.WaitView:
+    def _wait(self, call: Call, names: dict[str, str]) -> wire.WaitView:
         memory = self._engine.memory
-        waits_for = (*call.lines, *call.signals)[0]
+        kind, run, *_ = topic = (*call.lines, *call.signals)[0]
+        lacks: tuple[str, ...] = ()
+        if kind in status.RESOURCES:
+            run = getattr(call.request, "run", run)  # a resource belongs to no run, the call does
+        else:  # a worker: beside its queue it stands where its jobs lack something
+            lines = dict.fromkeys(line for line in call.lines if line[0] in status.RESOURCES)
+            lacks = tuple(f"{line[0]} {names.get(line[-1], line[-1])}" for line in lines)
         row = self._sessions.row(call.session)
         behind = []
         for hold in memory.holders(call)[:8]:
@@ -72,11 +79,12 @@ class Overview:
         return wire.WaitView(
             worker=row.worker if row else "",
             pid=row.pid if row else 0,
-            kind=waits_for[0],
-            name=waits_for[-1],
-            run=waits_for[1],
+            kind=kind,
+            name=names.get(topic[-1], topic[-1]) if kind in status.RESOURCES else topic[-1],
+            run=run,
             since_ms=call.since_ms,
             until_ms=None if call.until is None else self._in_wall_time(call.until),
             ahead=memory.position(call),
             behind=tuple(behind),
+            lacks=lacks,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from runstated.store.sqlite import Store
 from tests.clock import ManualClock
 
 PATIENCE_S = 30
+_ids = itertools.count(1)  # of requests: a session that is back in a later life uses none of them twice
 
 
 class Out:
@@ -53,7 +55,7 @@ class Life:
         self.clock = clock
         self.out = Out()
         self.engine.outbox = self.out
-        self._ids = iter(range(1, 1_000_000))
+        self._ids = _ids
 
     async def session(self, name: str, space: str = "default") -> None:
         row = sessions.Session(name, space, f"worker-{name}", "", 1, "python x")

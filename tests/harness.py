@@ -12,7 +12,7 @@ A script reads like a story:
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,9 +21,9 @@ import msgspec
 from runstate import wire
 from runstated.batch import Acked, Ask, Away, Cancelled, Ended, Entry, Executor, Opened, Tick
 from runstated.cache import Cache
-from runstated.domain import sessions
+from runstated.domain import leases, needs, sessions
 from runstated.engine import Engine
-from runstated.lines import Call, Memory
+from runstated.lines import Call, Memory, Topic
 from runstated.store import schema
 from runstated.store.sqlite import Store
 from runstated.store.tx import Caller, Tx
@@ -306,13 +306,17 @@ class Harness:
         check_memory(self.memory)
         assert self.counted() == self.recounted()
         self.check_leases()
+        check_resources(self)
         self.check_nobody_waits_in_vain()
 
     def check_leases(self) -> None:
         rows = self.rows("SELECT token, session, length_ms, kind, run, subject FROM leases")
-        assert {row[0]: row[1:] for row in rows} == {
-            hold.token: (hold.session, hold.length_ms, *hold.subject) for hold in self.memory.holds.values()
+        assert {row[0]: (row[1], row[2], leases.topic(row[3], row[5], row[4])) for row in rows} == {
+            hold.token: (hold.session, hold.length_ms, hold.subject) for hold in self.memory.holds.values()
         }
+        units = {(hold.token, other) for hold in self.memory.holds.values() for other in hold.others}
+        units |= {(hold.token, hold.subject) for hold in self.memory.holds.values() if hold.subject[0] == "slots"}
+        assert units == set(leases.all_units(self.tx()))
         held = self.rows("SELECT run, key FROM once_keys WHERE state = 'held'")
         keys = [(run, subject) for _, _, _, kind, run, subject in rows if kind == "once"]
         assert len(keys) == len(set(keys)), "two hold one key"
@@ -344,15 +348,36 @@ class Harness:
             assert state in ("ready", "delayed", "running"), f"{call} waits for a job that is {state}"
         elif isinstance(request, wire.QueuesAdmit):
             for wanted in request.queues:
-                ready = self.value(
-                    "SELECT count(*) FROM jobs JOIN runs ON runs.run = jobs.run WHERE jobs.queue = :queue"
-                    " AND jobs.state = 'ready' AND runs.state = 'active' AND runs.path LIKE :path"
-                    " AND (runs.deadline_ms IS NULL OR runs.deadline_ms > :now)",
-                    queue=wanted.queue,
-                    path=f"%/{wanted.run}/%",
-                    now=now,
-                )
-                assert not ready, f"{call} waits beside {ready} ready jobs"
+                free = [age for age, wants in self.heads(call.space, wanted.run, wanted.queue) if not wants]
+                assert not free, f"{call} waits beside ready jobs of the ages {free}"
+        elif isinstance(request, wire.TimersSleep):
+            fired = self.value("SELECT fired FROM timers WHERE run = :r AND name = :n", r=request.run, n=request.name)
+            assert not fired, f"{call} sleeps although its timer has fired"
+        elif isinstance(request, wire.BarriersArrive):
+            row = "SELECT released FROM barriers WHERE run = :r AND name = :n"
+            assert not self.value(row, r=request.run, n=request.name), f"{call} waits at an open barrier"
+        elif isinstance(request, wire.GroupsEnded):
+            last = self.value("SELECT coalesce(max(finish), 0) FROM jobs WHERE run = :r", r=request.run)
+            assert last <= request.after, f"{call} waits for a job that has ended"
+
+    def is_over(self, run: str) -> bool:
+        """By the clock."""
+        over = "SELECT count(*) FROM runs WHERE run = :run AND (state <> 'active' OR deadline_ms <= :now)"
+        return bool(self.value(over, run=run, now=self.clock.wall_ms()))
+
+    def heads(self, space: str, run: str, queue: str) -> list[tuple[int, needs.Wants]]:
+        """The oldest ready job of each set of needs that a worker of the run may take: its age and what it wants."""
+        rows = self.rows(
+            "SELECT min(jobs.age), jobs.needs, queues.needs FROM jobs JOIN runs ON runs.run = jobs.run"
+            " JOIN queues ON queues.space = jobs.space AND queues.queue = jobs.queue"
+            " WHERE jobs.space = :space AND jobs.queue = :queue AND jobs.state = 'ready' AND runs.state = 'active'"
+            " AND runs.path LIKE :path AND (runs.deadline_ms IS NULL OR runs.deadline_ms > :now) GROUP BY jobs.needs",
+            space=space,
+            queue=queue,
+            path=f"%/{run}/%",
+            now=self.clock.wall_ms(),
+        )
+        return [(age, needs.get(self.tx(), number or of_queue)) for age, number, of_queue in rows]
 
 
 def _over_the_wire(message: Any, decode: Any) -> Any:
@@ -369,8 +394,10 @@ def snapshot(memory: Memory) -> dict[str, Any]:
     """All of the memory that a transaction may change, as plain values. Counters and ``due_ms`` may run ahead."""
     return {
         "sessions": dict(memory.sessions),
-        "calls": {key: (id(call), call.away, call.lines, call.signals) for key, call in memory.calls.items()},
-        "holds": {token: (id(hold), hold.expires) for token, hold in memory.holds.items()},
+        "calls": {
+            key: (id(call), call.away, call.lines, call.signals, dict(call.ages)) for key, call in memory.calls.items()
+        },
+        "holds": {token: (id(hold), hold.expires, list(hold.others)) for token, hold in memory.holds.items()},
         "left": list(memory.left),
         "replies": list(memory.replies),
         "pushes": list(memory.pushes),
@@ -397,7 +424,7 @@ def check_memory(memory: Memory) -> None:
         assert call.session in memory.sessions, "a call of nobody"
         assert call.away == memory.sessions[call.session]
         for line in call.lines:
-            lines.setdefault(line, []).append(call.place)
+            lines.setdefault(line, []).append(call.place_in(line))
             if call.aside:
                 aside.setdefault(line, set()).add(key)
         for signal in call.signals:
@@ -411,7 +438,8 @@ def check_memory(memory: Memory) -> None:
     assert _as_sets(memory._by_session) == by_session
     held: dict[Any, set[int]] = {}
     for token, hold in memory.holds.items():
-        held.setdefault(hold.subject, set()).add(token)
+        for subject in (hold.subject, *hold.others):
+            held.setdefault(subject, set()).add(token)
     assert _as_sets(memory._held) == held
     turned: dict[str, set[Any]] = {}
     for signal, sessions_ in memory._subscribers.items():
@@ -426,3 +454,66 @@ def check_memory(memory: Memory) -> None:
 
 def _as_sets(index: dict[Any, Iterable[Any]]) -> dict[Any, set[Any]]:
     return {key: set(members) for key, members in index.items()}
+
+
+# ---------------------------------------------------------------------------------------------------- what is shared
+
+
+def check_resources(h: Harness) -> None:
+    """Never over, the books add up, and nobody waits beside what they could have."""
+    over = (
+        "SELECT pools.id FROM pools JOIN units ON units.pool = pools.id GROUP BY pools.id, max HAVING sum(units) > max"
+    )
+    assert not h.rows(over)
+    assert not h.rows("SELECT token FROM units WHERE token NOT IN (SELECT token FROM leases)"), "units of nobody"
+    for budget, limit, spent, reserved in h.rows("SELECT id, limit_minor, spent_minor, reserved_minor FROM budgets"):
+        sums = (
+            "SELECT coalesce(sum(left_minor), 0), coalesce(sum(charged_minor), 0) FROM reservations WHERE budget = :b"
+        )
+        assert h.rows(sums, b=budget) == [(reserved, spent)]
+        balance = limit
+        ledger = "SELECT change_minor, balance_minor FROM ledger WHERE budget = :b ORDER BY entry"
+        for change, after in h.rows(ledger, b=budget):
+            balance += change
+            assert 0 <= after == balance, "each row carries the balance after it"
+        assert balance == limit - spent - reserved
+    check_lines(h)
+
+
+def check_lines(h: Harness) -> None:
+    """One pass by age over all that wait for shared things: none of them could go on."""
+    free: dict[Topic, int] = {}
+    for pool, most in h.rows("SELECT id, max FROM pools"):
+        used = h.value("SELECT coalesce(sum(units), 0) FROM units WHERE pool = :pool", pool=pool)
+        free["slots", "", pool] = most - used
+    free |= {("limit", "", limit): most - used for limit, most, used in h.rows("SELECT id, max, used FROM limits")}
+    money = "SELECT id, limit_minor - spent_minor - reserved_minor FROM budgets"
+    free |= {("budget", "", budget): left for budget, left in h.rows(money)}
+    blocked: set[Topic] = set()
+    for place, call, wants in sorted(_wants(h), key=lambda each: each[0]):
+        short = {line for line, units in wants.items() if line[0] == "budget" and free[line] < units}
+        aside: set[Topic] = set()
+        for kind in ("limit", "slots"):
+            if not short:
+                short = {ln for ln, n in wants.items() if ln[0] == kind and (free[ln] < n or ln in blocked)}
+                aside = {line for line in wants if line[0] == "limit"} if short and kind == "slots" else set()
+        assert short, f"{call} could go on at {place}: it wants {wants} of {free}, behind {blocked}"
+        blocked |= {line for line in short | aside if line[0] != "budget" and line in call.lines}
+
+
+def _wants(h: Harness) -> Iterator[tuple[tuple[int, int, Any], Call, dict[Topic, int]]]:
+    """What each waiting call wants, and each oldest ready job of each set of needs for which a worker waits."""
+    for call in h.memory.calls.values():
+        request = call.request
+        if call.away:
+            continue
+        if isinstance(request, wire.SlotsAcquire | wire.LimitsTake) and not h.is_over(request.run):
+            (line,) = call.lines
+            yield call.place, call, {line: request.units}
+        elif isinstance(request, wire.QueuesAdmit):
+            for wanted in request.queues:
+                for age, wants in h.heads(call.space, wanted.run, wanted.queue):
+                    lines = {("slots", "", name): units for name, units in wants.slots}
+                    lines |= {("limit", "", name): units for name, units in wants.limits}
+                    lines |= {("budget", "", name): minor for name, minor in wants.budgets}
+                    yield (1, age, call.key), call, lines

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from runstate import wire
@@ -10,7 +12,16 @@ _run = wire.RunView(run="r1-test", name="job", state="active", parent="r0-test",
 _holding = wire.Holding(token=3, kind="once", name="k", run="job", since_ms=5, until_ms=6)
 _worker = wire.WorkerView(session="s", worker="w", pid=7, command="python x", connected=True, holdings=(_holding,))
 _wait = wire.WaitView(
-    worker="w", pid=7, kind="once", name="k", run="r", since_ms=5, until_ms=6, ahead=1, behind=("w (pid 8)",)
+    worker="w",
+    pid=7,
+    kind="once",
+    name="k",
+    run="r",
+    since_ms=5,
+    until_ms=6,
+    ahead=1,
+    behind=("w (pid 8)",),
+    lacks=("slots browser",),
 )
 _daemon = wire.DaemonView(
     version="1", pid=2, started_ms=3, now_ms=4, socket="/s", state_dir="/d", database_bytes=5, wal_bytes=6, sessions=7,
@@ -18,8 +29,25 @@ _daemon = wire.DaemonView(
 )  # fmt: skip
 _queue = wire.QueueView(queue="q", attempts=3, counts={"ready": 1})
 _grant = wire.JobGrant(
-    token=3, job="j1-test", run="r1-test", run_name="job", key="k", input='{"é": "😀"}', attempt=2, source=1
+    token=3,
+    job="j1-test",
+    run="r1-test",
+    run_name="job",
+    key="k",
+    input='{"é": "😀"}',
+    attempt=2,
+    source=1,
+    reservations=("b1-test",),
 )
+_needs = wire.Needs(
+    slots=(wire.UnitsNeeded(name="s", units=2),),
+    limits=(wire.UnitsNeeded(name="l", units=3),),
+    budgets=(wire.MoneyNeeded(name="b", reserve_minor=40),),
+)
+_job = wire.JobView(job="j1-test", state="failed", attempt=2, result="1", reason="worker_died")
+_sizes: dict[str, Any] = {"limit_minor": 5_000, "currency": "EUR", "scale": 9}
+_holder = wire.HolderView(worker="w", holding=2, lease_expires_ms=9)
+_waiting = wire.WaitingView(kind="slots", name="s", units=2)
 
 REQUESTS: tuple[wire.Request[object], ...] = (
     wire.Hello(
@@ -38,13 +66,33 @@ REQUESTS: tuple[wire.Request[object], ...] = (
     wire.OnceAcquire(run="r1-test", key="k", lease_ms=5_000, wait_ms=0, within=(1, 2), ticket=9, again=True),
     wire.OnceComplete(run="r1-test", key="k", token=3, result='"é"'),
     wire.OnceFail(run="r1-test", key="k", token=3, error="E", attempts=100),
-    wire.QueuesDeclare(queue="q", attempts=1),
-    wire.QueuesSend(run="r1-test", queue="q", key="k", input="{}", attempts=3),
+    wire.QueuesDeclare(queue="q", attempts=1, needs=_needs),
+    wire.QueuesSend(run="r1-test", queue="q", key="k", input="{}", attempts=3, needs=_needs),
     wire.QueuesResult(job="j1-test", wait_ms=2**53),
     wire.QueuesAdmit(queues=(wire.AdmitFrom(run="r1-test", queue="q", places=1_000, lease_ms=600_000),)),
-    wire.QueuesComplete(job="j1-test", token=3, result="null"),
+    wire.QueuesComplete(job="j1-test", token=3, result="null", costs={"b1-test": 0}, keep_reserved=True),
     wire.QueuesFail(job="j1-test", token=3, error="E", retry=False),
+    wire.LimitsDeclare(limit="l", max=60, per_seconds=86_400),
+    wire.LimitsGet(limit="l"),
+    wire.LimitsTake(run="r1-test", limit="l", units=2, max=60, per_seconds=1, wait_ms=1, within=(1,)),
+    wire.SlotsDeclare(pool="s", max=5),
+    wire.SlotsGet(pool="s"),
+    wire.SlotsAcquire(run="r1-test", pool="s", units=2, lease_ms=5_000, max=5, wait_ms=1, ticket=9),
+    wire.BudgetsDeclare(budget="b", **_sizes),
+    wire.BudgetsGet(budget="b"),
+    wire.BudgetsReserve(run="r1-test", budget="b", amount_minor=2**53, **_sizes),
+    wire.BudgetsSettle(reservation="b1-test", cost_minor=0, work_key="k", keep_rest=True),
+    wire.BudgetsRelease(reservation="b1-test"),
+    wire.GroupsSubmit(
+        run="r1-test", queue="q", members=(wire.GroupMember(key="k", input="1"),), attempts=3, needs=_needs
+    ),
+    wire.GroupsEnded(run="r1-test", after=4, wait_ms=1),
+    wire.TimersSleep(run="r1-test", name="t", after_ms=0, at_ms=5),
+    wire.BarriersArrive(run="r1-test", name="t", count=3, worker="w"),
+    wire.EventsRead(run="r1-test", after=4, types=("task.failed",), limit=500),
+    wire.EventsWait(run="r1-test", after=4),
     wire.StatusGet(limit=1_000),
+    wire.RunsStatus(run="r1-test"),
 )  # fmt: skip
 REPLIES: tuple[wire.Reply, ...] = (
     wire.Ok(),
@@ -63,10 +111,34 @@ REPLIES: tuple[wire.Reply, ...] = (
     wire.OnceHeld(),
     wire.OnceFailCounted(attempts=1, failed=True),
     _queue,
-    wire.JobView(job="j1-test", state="failed", attempt=2, result="1", reason="worker_died"),
+    _job,
     wire.JobsGranted(jobs=(_grant,)),
-    wire.StatusView(daemon=_daemon, runs=(_run,), workers=(_worker,), waits=(_wait,), queues=(_queue,), more=("runs",)),
-)
+    wire.Released(held=True),
+    wire.LimitView(id="l1-test", limit="l", max=60, per_seconds=1, used=2, waiting=3),
+    wire.LimitTaken(),
+    wire.LimitBusy(),
+    wire.SlotsView(id="p1-test", pool="s", max=5, used=2, waiting=3, holders=("w",)),
+    wire.SlotsGranted(token=3),
+    wire.SlotsBusy(),
+    wire.BudgetView(id="m1-test", budget="b", reserved_minor=1, spent_minor=2, **_sizes),
+    wire.BudgetReserved(token=3, reservation="b1-test", scale=2),
+    wire.BudgetSettled(state="active", charged_minor=1, left_minor=2),
+    wire.GroupView(run="r1-test", jobs=("j1-test",)),
+    wire.GroupEnded(jobs=(_job,), cursor=4),
+    wire.TimerView(fired=True, fire_ms=5),
+    wire.BarrierView(released=True, target=3, arrivals=2),
+    wire.EventsPage(
+        events=(wire.Event(event=4, type="task.failed", at_ms=5, data={"taskId": "j1-test"}),),
+        cursor=4,
+        more=True,
+        gap=True,
+    ),
+    wire.StatusView(
+        daemon=_daemon, runs=(_run,), workers=(_worker,), waits=(_wait,), queues=(_queue,), more=("runs",),
+        names={"p1-test": "s"},
+    ),
+    wire.RunStatusView(run=_run, workers=(_holder,), waiting=(_waiting,)),
+)  # fmt: skip
 PUSHES: tuple[wire.Push, ...] = (
     wire.Parked(call=5, ticket=2**45, behind=(3,)),
     wire.LeaseLost(token=3, reason="gone"),

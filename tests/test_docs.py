@@ -20,6 +20,7 @@ from msgspec import inspect as shape
 
 import runstate_cli
 from runstate import framing, wire
+from runstate.holds import GRANTING
 from runstated import dispatch, main, settings
 from runstated.store.tx import Refusal
 
@@ -58,6 +59,8 @@ def type_and_range(described: shape.Type) -> tuple[str, str]:
         return "integer", f"at least {described.ge}" if described.le is None else f"{described.ge} to {described.le}"
     if isinstance(described, shape.BoolType):
         return "boolean", ""
+    if isinstance(described, shape.AnyType):
+        return "any", ""
     if isinstance(described, shape.LiteralType):
         return "string", " or ".join(f"`{value}`" for value in described.values)
     if isinstance(described, shape.VarTupleType):
@@ -195,7 +198,7 @@ def test_what_needs_an_ack_is_named() -> None:
         if request.replayed:  # type: ignore[attr-defined]
             kept |= {reply for reply in replies_of(request) if MESSAGES[reply].kept}  # type: ignore[attr-defined]
             assert name in dispatch_names(), "only a request of the domain is kept"
-    granting = {"once.granted", "jobs.granted"}
+    granting = {str(reply.__struct_config__.tag) for reply in GRANTING}
     line = next(line for line in PROTOCOL.splitlines() if "**Ack.**" in line)
     assert set(re.findall(r"`([a-z_.]+)`", line.partition("and it is")[2].partition(", tell")[0])) == kept - granting
 
@@ -385,7 +388,14 @@ GROUPS: dict[str, click.Group] = {"runstated": main.cli, "runstate": runstate_cl
 
 
 def commands(group: click.Group) -> dict[str, click.Command]:
-    return {name: command for name, command in group.commands.items() if not command.hidden}
+    """The commands of a program by their words; those of its groups, not the groups themselves."""
+    found = {}
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            found |= {f"{name} {below}": each for below, each in commands(command).items()}
+        elif not command.hidden:
+            found[name] = command
+    return found
 
 
 @pytest.mark.parametrize("program", GROUPS)
@@ -397,7 +407,7 @@ def test_the_commands_in_the_readme_are_those_of_the_program(program: str) -> No
 @pytest.mark.parametrize("program", GROUPS)
 def test_the_options_in_the_readme_are_those_of_the_commands(program: str) -> None:
     for row in table(section(README, f"### `{program}`"), "command"):
-        command = GROUPS[program].commands[row[0].strip("`").split(" ")[1]]
+        command = commands(GROUPS[program])[row[0].strip("`").partition(" ")[2]]
         options = {option for param in command.params for option in param.opts if option.startswith("--")}
         assert set(re.findall(r"`(--[a-z-]+)[^`]*`", row[2])) == options - {"--help"}, row[0]
 
@@ -431,6 +441,24 @@ def test_every_variable_in_the_readme_is_read_by_the_code_and_vice_versa() -> No
     assert set(re.findall(r"\b(RUNSTATED?_[A-Z_]*[A-Z])\b", README)) == read
 
 
+def test_the_events_in_the_readme_are_those_that_the_daemon_emits() -> None:
+    """Their payloads are compared in tests/e2e/test_events.py."""
+    kind = re.compile(r"(scope|once|task|lease|budget|timer|barrier)\.[a-z_]+")
+    emitted = set()
+    for path in python_files("runstated"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in ("emit", "_emit", "_ended"):
+                for argument in node.args:
+                    text = argument.value if isinstance(argument, ast.Constant) else None
+                    if isinstance(text, str) and kind.fullmatch(text):
+                        emitted.add(text)
+                    if isinstance(argument, ast.JoinedStr):
+                        assert ast.unparse(argument) == "f'scope.{kind}'", "say here what it can be"
+                        emitted |= {"scope.cancelled", "scope.completed", "scope.expired"}
+    written = [row[0].strip("`") for row in table(section(README, "## Events"), "type")]
+    assert sorted(written) == sorted(emitted)
+
+
 def test_the_readme_installs_the_units_that_there_are() -> None:
     text = section(README, "## systemd")
     for unit in (ROOT / "systemd").iterdir():
@@ -439,6 +467,6 @@ def test_the_readme_installs_the_units_that_there_are() -> None:
 
 def test_the_programs_in_the_readme_are_python() -> None:
     programs = re.findall(r"^```python\n(.+?)^```$", README, re.DOTALL | re.MULTILINE)
-    assert len(programs) == 4
+    assert len(programs) == 6
     for program in programs:
         compile(program, "README.md", "exec")

@@ -29,7 +29,7 @@ FUNCTION_LINES_MAX = 70  # signature and body, without the docstring
 FILE_LINES_MAX = 500
 
 LONG_FILES = {
-    "client/runstate/wire.py": 700,  # every message, in one place by design
+    "client/runstate/wire.py": 1_000,  # every message, in one place by design
 }
 LONG_FUNCTIONS: dict[str, int] = {}
 
@@ -42,17 +42,26 @@ CLOCK_READERS = {
 }
 
 DOMAIN_MAY_IMPORT = {"runstate.wire", "runstated.store.tx", "runstated.lines"}
-DOMAIN_FROM_LINES = {"Topic"}  # the name of a line or signal; nothing that can do something
+DOMAIN_FROM_LINES = {"Topic", "EVENTS", "WATCH"}  # names of lines and signals; nothing that can do something
 DOMAIN_FOUNDATION = {"leases", "payloads"}
 NOUNS_STAND_ON = {  # beside the foundation
     "leases": set(),
     "payloads": set(),
     "runs": set(),
     "once": {"runs"},
-    "queues": {"runs"},
-    "sessions": {"runs", "once", "queues"},  # what the end of a session means for each
+    "limits": {"runs"},
+    "slots": {"runs"},
+    "budgets": {"runs"},
+    "needs": {"limits", "slots", "budgets"},
+    "jobs": set(),
+    "queues": {"jobs", "runs", "needs", "budgets"},
+    "groups": {"runs", "queues"},
+    "timers": {"runs"},
+    "barriers": {"runs"},
+    "events": {"runs"},
+    "sessions": {"runs", "once", "queues", "slots", "budgets"},  # what the end of a session means for each
     "status": {"runs"},
-    "tidy": {"once", "queues"},
+    "tidy": {"once", "queues", "timers", "barriers"},
 }
 SILENT = {"runstate", "runstated"}  # what they have to say goes through errors and logs
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import click
 
-from . import demo, status
+from . import budgets, demo, limits, slots, status
 
 
 def _print_version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
@@ -37,10 +37,14 @@ def cli() -> None:
     \b
     New here?          runstate demo
     Who does what?     runstate status
+    Why is it waiting? runstate limits | slots | budgets show NAME
     """
 
 
 cli.add_command(status.command)
+cli.add_command(limits.command)
+cli.add_command(slots.command)
+cli.add_command(budgets.command)
 cli.add_command(demo.command)
 
 

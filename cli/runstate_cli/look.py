@@ -13,7 +13,7 @@ import select
 import socket
 import time
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar, get_args
 
 import click
 import msgspec
@@ -22,6 +22,8 @@ from runstate import autostart, errors, framing, greeting, paths, presence, wire
 
 ANSWER_S = 5.0  # a daemon that takes longer to accept or to answer is reported as not answering
 RECEIVE_BYTES = 256 * 1024
+
+R = TypeVar("R")
 
 URL_VARIABLE = "RUNSTATE_BASE_URL"
 SPACE_VARIABLE = "RUNSTATE_SPACE_ID"
@@ -117,8 +119,12 @@ class Onlooker:
 
     def look(self, limit: int) -> wire.StatusView:
         """The status without this onlooker. Raises CannotLook."""
+        return self._without_me(self.ask(wire.StatusGet(limit=limit)))
+
+    def ask(self, request: wire.Request[R]) -> R:
+        """The answer to a request that only reads. Raises CannotLook."""
         try:
-            return self._without_me(self._ask(wire.StatusGet(limit=limit)))
+            return self._ask(request)
         except TimeoutError:
             self._drop()
             raise CannotLook(f"runstated did not answer within {ANSWER_S:g} s") from None
@@ -162,44 +168,54 @@ class Onlooker:
             self._socket.close()
             self._socket = None
 
-    def _ask(self, request: wire.StatusGet) -> wire.StatusView:
+    def _ask(self, request: wire.Request[R]) -> R:
         frames = b""
         if self._socket is None:
             self._socket = reach()
             self._splitter = framing.Splitter()
             frames = self._frame(greeting.hello(self._address, self.session, ()))
             self._hello_id = self._last_id
-        self._socket.settimeout(ANSWER_S)
-        self._socket.sendall(frames + self._frame(request))
+            if not isinstance(request, wire.StatusGet):  # all others must come after the welcome
+                self._exchange(self._socket, frames, wire.Welcome)
+                frames = b""
+        replies: type[R] = get_args(type(request).__orig_bases__[0])[0]  # type: ignore[attr-defined]
+        return self._exchange(self._socket, frames + self._frame(request), replies)
+
+    def _exchange(self, connected: socket.socket, frames: bytes, wanted: type[R]) -> R:
+        """Sends, and waits for a reply of that kind."""
+        connected.settimeout(ANSWER_S)
+        connected.sendall(frames)
         deadline = time.monotonic() + ANSWER_S
         while True:
-            self._socket.settimeout(max(0.01, deadline - time.monotonic()))
-            data = self._socket.recv(RECEIVE_BYTES)
+            connected.settimeout(max(0.01, deadline - time.monotonic()))
+            data = connected.recv(RECEIVE_BYTES)
             if not data:
                 raise ConnectionResetError("runstated closed it")
             for request_id, body in self._splitter.feed(data):
-                view = self._answer(request_id, body)
-                if view is not None:
-                    return view
+                reply = self._answer(request_id, body)
+                if isinstance(reply, wanted):
+                    return reply
 
     def _frame(self, request: wire.Request[Any]) -> bytes:
         self._last_id += 1
         return framing.pack(self._last_id, wire.encode(request))
 
-    def _answer(self, request_id: int, body: bytes) -> wire.StatusView | None:
-        """The status, if this frame is it. Raises CannotLook for a refusal."""
+    def _answer(self, request_id: int, body: bytes) -> wire.Reply | None:
+        """The reply, if this frame is one. Raises CannotLook for a refusal."""
         if request_id not in (0, self._hello_id, self._last_id):
             return None
         try:
-            reply = wire.decode_reply(body)
+            reply: wire.Reply = wire.decode_reply(body)
         except msgspec.ValidationError:
             if request_id == 0:
                 return None  # a push
             raise
         if isinstance(reply, wire.Error):
+            if reply.code == "NOT_FOUND":
+                raise CannotLook(reply.message)
             kind = Denied if reply.code in ("FORBIDDEN", "UNAUTHENTICATED") else CannotLook
             raise kind(f"runstated refuses to be looked at: {reply.message}")
-        return reply if isinstance(reply, wire.StatusView) else None
+        return reply
 
     def _without_me(self, view: wire.StatusView) -> wire.StatusView:
         """Who looks is no part of the picture."""

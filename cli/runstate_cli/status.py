@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 REFRESH_S = 1.0
 LIMIT = 200
 LIMIT_MAX = 1_000  # as the wire allows
+WORDS = {"timer": "sleep", "barrier": "together", "group": "gather", "events": "events of"}  # as the verbs are called
 QUEUE_STATES = ("ready", "delayed", "running", "succeeded", "failed")  # always shown; others when there are any
 
 _OWN_PID = re.compile(r"(.*-([0-9]+)) \(pid \2\)")  # the usual label names the process already
@@ -42,9 +43,10 @@ in milliseconds (null: none), and "more" names the lists that --limit cut:
   runs[]   run name state parent deadline_ms created_ms
   workers[]  session worker pid command connected
     holdings[]  token kind name run since_ms until_ms
-  waits[]  worker pid kind name run since_ms until_ms ahead behind[]
+  waits[]  worker pid kind name run since_ms until_ms ahead behind[] lacks[]
   queues[]  queue attempts counts{state: jobs}
   more[]
+  names{id: name}  of the limits, slots and budgets that are waited for
 
 \b
 Exit codes: 0 shown, 1 the daemon does not answer, 3 it is not running,
@@ -241,9 +243,7 @@ def _held(view: wire.StatusView) -> list[tuple[wire.WorkerView, wire.Holding]]:
     return [(worker, holding) for worker in view.workers for holding in worker.holdings]
 
 
-def _holdings(
-    held: Iterable[tuple[wire.WorkerView, wire.Holding]], names: Mapping[str, str], now_ms: int
-) -> Table:
+def _holdings(held: Iterable[tuple[wire.WorkerView, wire.Holding]], names: Mapping[str, str], now_ms: int) -> Table:
     columns: Columns = ["WHAT", "RUN", "BY", "SINCE", "UNTIL"]
     return columns, [
         (
@@ -274,9 +274,12 @@ def _waits(waits: Iterable[wire.WaitView], names: dict[str, str], now_ms: int) -
 
 
 def _what(wait: wire.WaitView) -> str:
-    """A worker that waits at its queue has nothing to do; everybody else has something to get."""
+    """A worker that waits at its queue has nothing to do, unless its jobs lack something; everybody else has something
+    to get."""
     name = render.short_key(wait.name)
-    return f"work in {name}" if wait.kind == "queue" else f"{wait.kind} {name}"
+    if wait.kind == "queue":
+        return f"work in {name}" + (f", whose jobs lack {', '.join(wait.lacks)}" if wait.lacks else "")
+    return f"{WORDS.get(wait.kind, wait.kind)} {name}"
 
 
 def _who(worker: str, pid: int) -> str:

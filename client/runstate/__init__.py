@@ -45,13 +45,28 @@ child = _default.child
 run_id = _default.run_id
 arun_id = _default.arun_id
 once = _default.once
+limit = _default.limit
+take = _default.take
+atake = _default.atake
+slots = _default.slots
+budget = _default.budget
 queue = _default.queue
 serve = _default.serve
 aserve = _default.aserve
+sleep = _default.sleep
+asleep = _default.asleep
+together = _default.together
+atogether = _default.atogether
+setup = _default.setup
+asetup = _default.asetup
 stop = _default.stop
 astop = _default.astop
 finish = _default.finish
 afinish = _default.afinish
+events = _default.events
+aevents = _default.aevents
+status = _default.status
+astatus = _default.astatus
 
 __all__ = [  # noqa: RUF022 (in the order of the hosted SDK)
     "__version__",
@@ -63,13 +78,28 @@ __all__ = [  # noqa: RUF022 (in the order of the hosted SDK)
     "arun_id",
     "context",
     "once",
+    "limit",
+    "take",
+    "atake",
+    "slots",
+    "budget",
     "queue",
     "serve",
     "aserve",
+    "sleep",
+    "asleep",
+    "together",
+    "atogether",
+    "setup",
+    "asetup",
     "stop",
     "astop",
     "finish",
     "afinish",
+    "events",
+    "aevents",
+    "status",
+    "astatus",
     "RunContext",
     "RunInfo",
     "Signal",

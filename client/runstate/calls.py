@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 
-from . import wire
+from . import errors, wire
 from .holds import Hold
 
 if TYPE_CHECKING:
@@ -146,3 +146,18 @@ def future_waker(loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) 
         return True
 
     return wake
+
+
+def unavailable(error: BaseException) -> errors.RunstateError:
+    """The error for a connection that failed."""
+    if isinstance(error, errors.RunstateError):
+        return error
+    return errors.UnavailableError(f"the connection to runstated failed: {error}", code="UNAVAILABLE")
+
+
+def copied(error: BaseException) -> BaseException:
+    """An error of its own for each caller: tracebacks must not pile up on one object."""
+    if isinstance(error, errors.RunstateError):
+        copied = errors.map_error(error.code, error.status, error.message)
+        return copied if type(copied) is type(error) else error
+    return unavailable(error)

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from . import errors, units
+from . import budgets, declaring, errors, limits, timing, units
 from .context import context
 from .loading import load
 from .once import wrap
 from .queues import Queue
+from .resources import read
 from .runs import Binding
 from .signals import SupportsIsSet, running_loop
+from .slots import Slots
 from .steps import adrive, drive
 
 if TYPE_CHECKING:
-    from .connection import Address, Connection, RunWatch
-    from .results import RunContext
-    from .units import Duration
+    import datetime
+
+    from .connection import Address, Connection
+    from .inbox import RunWatch
+    from .results import RunContext, RunEvent, RunStatus
+    from .units import Amount, Duration, Per
 
 DEFAULT_RUN = "default"
 DEFAULT_SPACE = "default"
@@ -45,7 +50,7 @@ class Core:
 
             # One atomic step: threads that come at once must not each get a session of their own.
             found = self._made.setdefault("connection", Connection(self._address()))
-            found.watch_all(self._watches)
+            found.runs.add_all(self._watches)
             self._watches.clear()
         return found
 
@@ -54,7 +59,7 @@ class Core:
         self.options = {**self.options, **options}
         made, self._made = self._made, {}
         for connection in made.values():
-            self._watches += connection.watches
+            self._watches += connection.runs.all()
             connection.retire()
 
     def setting(self, option: str, variable: str | None) -> str | None:
@@ -221,14 +226,21 @@ class Runstate:
         """A queue: with a handler it can be served, without one it takes a handler as a decorator or only sends.
 
         ``attempts`` (5): deliveries after which a job has failed. ``concurrency`` (1): handlers at once in this
-        process. ``key``: which inputs are the same job; default a hash of the input.
+        process. ``key``: which inputs are the same job; default a hash of the input. ``slots``, ``limit``: a name, or
+        {"name": ..., "units": ...}; ``budget``: {"name": ..., "reserve": ..., "cost": function of the result}. A job is
+        started with all of them, in one step.
         """
-        for option, value in (("slots", slots), ("limit", limit), ("budget", budget)):
-            if value is not None:
-                raise errors.ConfigError(
-                    f"queue {name}: {option} on a queue is not supported by this version of runstated"
-                )
-        return Queue(self, name, handler, attempts=attempts, lease=lease, concurrency=concurrency, key=key)
+        resources = read(slots, limit, budget)
+        return Queue(
+            self,
+            name,
+            handler,
+            attempts=attempts,
+            lease=lease,
+            concurrency=concurrency,
+            key=key,
+            resources=resources,
+        )
 
     def serve(
         self,
@@ -258,6 +270,137 @@ class Runstate:
         from .serving import aserve
 
         await aserve(self, concurrency=concurrency, queues=queues, signal=signal)
+
+    # ------------------------------------------------------------------ limits, slots, budgets
+
+    def limit(
+        self,
+        name: str,
+        fn: Callable[..., Any] | None = None,
+        *,
+        max: int | None = None,
+        per: Per | None = None,
+        units: int | None = None,
+        timeout: Duration | None = None,
+    ) -> Any:
+        """Wraps a function so that each call first takes units (1) of a limit, in line with all other processes.
+
+        ``max`` and ``per`` declare the limit; without them it must exist. ``timeout`` (60 s): TimeoutError after it.
+        """
+        spec = limits.limit(self, name, max=max, per=per, units_=units, timeout=timeout)
+        return (lambda function: limits.decorate(spec, function)) if fn is None else limits.decorate(spec, fn)
+
+    def take(self, name: str, *, units: int | None = None, timeout: Duration | None = None) -> None:
+        """Takes units (1) of a limit that exists. Raises TimeoutError after ``timeout`` (60 s)."""
+        drive(self._connection, limits.take(limits.limit(self, name, units_=units, timeout=timeout)))
+
+    async def atake(self, name: str, *, units: int | None = None, timeout: Duration | None = None) -> None:
+        """Takes units of a limit; see ``take``."""
+        await adrive(self._connection, limits.take(limits.limit(self, name, units_=units, timeout=timeout)))
+
+    def slots(
+        self,
+        name: str,
+        fn: Callable[..., Any] | None = None,
+        *,
+        max: int | None = None,
+        units: int | None = None,
+        timeout: Duration | None = None,
+        lease: Duration | None = None,
+    ) -> Any:
+        """Units (1) of a pool, held while a function or a block runs: a decorator, a ``with`` and an ``async with``.
+
+        ``max`` declares the pool; without it, it must exist. ``timeout`` (60 s): TimeoutError after it. ``lease``
+        (30 s): how long a process that hangs keeps its units.
+        """
+        pool = Slots(self, name, max=max, units_=units, timeout=timeout, lease=lease)
+        return pool if fn is None else pool(fn)
+
+    def budget(
+        self,
+        name: str,
+        fn: Callable[..., Any] | None = None,
+        *,
+        reserve: Amount | None = None,
+        cost: Callable[[Any], Amount] | None = None,
+        limit: Amount | None = None,
+        currency: str | None = None,
+        scale: int | None = None,
+    ) -> Any:
+        """Wraps a function so that ``reserve`` is held before each call (BudgetExceededError if the budget cannot cover
+        it) and ``cost(result)`` is charged after it, or the reserve without ``cost``; nothing if it raises.
+
+        ``limit`` declares the budget, in ``currency`` (USD) with ``scale`` (2) decimal places.
+        """
+        spec = budgets.budget(self, name, reserve=reserve, cost=cost, limit=limit, currency=currency, scale=scale)
+        return (lambda function: budgets.decorate(spec, function)) if fn is None else budgets.decorate(spec, fn)
+
+    def setup(
+        self,
+        *,
+        limits: declaring.Entries | None = None,
+        slots: declaring.Entries | None = None,
+        budgets: declaring.Entries | None = None,
+    ) -> None:
+        """Creates or verifies resources: name -> {"max", "per"}, {"max"}, {"limit", "currency", "scale"}."""
+        drive(self._connection, declaring.setup(limits, slots, budgets))
+
+    async def asetup(
+        self,
+        *,
+        limits: declaring.Entries | None = None,
+        slots: declaring.Entries | None = None,
+        budgets: declaring.Entries | None = None,
+    ) -> None:
+        """Creates or verifies resources; see ``setup``."""
+        await adrive(self._connection, declaring.setup(limits, slots, budgets))
+
+    # ------------------------------------------------------------------ waiting, looking
+
+    def sleep(self, name: str, duration: Duration | None = None, *, until: datetime.datetime | None = None) -> None:
+        """Waits for the timer of that name in the run, which the first call sets; a process that restarts waits for
+        what is left."""
+        drive(self._connection, timing.sleep(self, name, duration, until))
+
+    async def asleep(
+        self, name: str, duration: Duration | None = None, *, until: datetime.datetime | None = None
+    ) -> None:
+        """Waits for a timer; see ``sleep``."""
+        await adrive(self._connection, timing.sleep(self, name, duration, until))
+
+    def together(self, name: str, count: int, *, timeout: Duration | None = None) -> None:
+        """Returns once ``count`` different workers have called it with that name."""
+        drive(self._connection, timing.together(self, name, count, timeout))
+
+    async def atogether(self, name: str, count: int, *, timeout: Duration | None = None) -> None:
+        """Returns once ``count`` different workers have called it with that name."""
+        await adrive(self._connection, timing.together(self, name, count, timeout))
+
+    def events(self, *, types: Sequence[str] | None = None, signal: SupportsIsSet | None = None) -> Iterator[RunEvent]:
+        """The run's events, from its beginning and then as they happen, until ``signal`` is set."""
+        from .observe import events
+
+        return events(self, types, signal)
+
+    def aevents(
+        self, *, types: Sequence[str] | None = None, signal: SupportsIsSet | None = None
+    ) -> AsyncIterator[RunEvent]:
+        """The run's events; see ``events``."""
+        from .observe import aevents
+
+        return aevents(self, types, signal)
+
+    def status(self) -> RunStatus:
+        """The run, who holds work in it, and what waits. Also of a run that is over."""
+        from .observe import status
+
+        return drive(self._connection, status(self))
+
+    async def astatus(self) -> RunStatus:
+        """The run, who holds work in it, and what waits."""
+        from .observe import status
+
+        return await adrive(self._connection, status(self))
 
     def __repr__(self) -> str:
         if self._bound is not None and self._is_fixed:

@@ -20,15 +20,14 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import msgspec
-
 from . import errors, framing, greeting, wire
-from .calls import Answer, Call, Gate, future_waker
+from .calls import Answer, Call, Gate, copied, future_waker, unavailable
 from .greeting import Address
-from .holds import GRANTING, Heart, Hold, Holds, granted
+from .holds import Heart, Hold, Holds
+from .inbox import Inbox, Runs
 from .signals import running_loop
 from .stream import Stream
 
@@ -36,22 +35,15 @@ if TYPE_CHECKING:
     import asyncio
     import socket
 
+    from .inbox import RunWatch
+    from .signals import Signal
+
 R = TypeVar("R")
 
 RETRY_S_MIN = 0.02  # between two attempts to reach a daemon that was there a moment ago ...
 RETRY_S_MAX = 0.25  # ... doubling up to this
 THREAD = object()  # the reader thread has the turn
 RECENT_MAX = 256  # one-way messages kept to be sent again on the next connection
-_NO_HOLDS: dict[int, Hold] = {}
-
-
-class RunWatch:
-    """A run that this session has joined: told when it ends. ``is_owned``: it ends with this session."""
-
-    def __init__(self, run: str, ended: Callable[[errors.StoppedError], None], *, is_owned: bool = False) -> None:
-        self.run = run
-        self.ended = ended
-        self.is_owned = is_owned
 
 
 class Connection:
@@ -77,12 +69,11 @@ class Connection:
         self._owes = False  # something of ``_recent`` could not be sent
         self._recent: deque[bytes] = deque(maxlen=RECENT_MAX)
         self._ids = itertools.count(1)
-        self._calls: dict[int, Call] = {}
-        self._acks: list[int] = []
-        self._runs: weakref.WeakValueDictionary[str, RunWatch] = weakref.WeakValueDictionary()
-        self._owned: weakref.WeakSet[RunWatch] = weakref.WeakSet()
+        self.runs = Runs()
         self._reader: Gate | None = None  # opened when the reader thread is to take the turn
         self._heart = Heart(self.holds, self._beat)
+        self._inbox = Inbox(self._lock, self.holds, self.runs, self._heart.start, self._abandon)
+        self._calls = self._inbox.calls
 
     # ------------------------------------------------------------------ calls
 
@@ -145,28 +136,26 @@ class Connection:
             raise
         raise AssertionError("the last try returns or raises")
 
+    def call_until(self, request: wire.Request[R], signal: Signal) -> Answer[R] | None:
+        """Like ``call`` without repeats, but gives up when ``signal`` is set: then None."""
+        gate = Gate()
+        call = self._new_call(request, gate.open, None, None)
+        forget = signal.add_callback(gate.open)
+        try:
+            self._start(call)  # not as a blocking one: the reader thread reads, so that the signal can end the wait
+            if not gate.wait(self._patience(request)):
+                raise self._no_answer(request)
+            return None if signal.is_set() else call.outcome()
+        finally:
+            forget()
+            self._abandon(call)
+
     def watch(self, watch: RunWatch) -> None:
         """``watch.ended`` is called when its run ends, for as long as the object lives."""
-        self._runs[watch.run] = watch
+        self.runs.add(watch)
         if watch.is_owned:
-            self._owned.add(watch)
             with self._lock:
                 self._wake_if_needed()
-
-    def watch_all(self, watches: Iterable[RunWatch]) -> None:
-        """Before the session begins: the runs that another one has joined. It owns none of them."""
-        for watch in watches:
-            self._runs[watch.run] = watch
-
-    @property
-    def watches(self) -> list[RunWatch]:
-        """The runs that this session has joined."""
-        return list(self._runs.values())
-
-    def unwatch(self, run: str) -> None:
-        watch = self._runs.pop(run, None)
-        if watch is not None:
-            self._owned.discard(watch)
 
     def _patience(self, request: wire.Request[Any]) -> float | None:
         """How long to wait for the answer, in seconds: without a limit only where the caller has set none."""
@@ -220,11 +209,11 @@ class Connection:
             stream = self._stream
             if stream is not None:
                 frame = framing.pack(call.request_id, call.body())
-                if not stream.write(self._with_news(frame) if self._acks or self.holds.given else frame):
+                if not stream.write(self._with_news(frame) if self._inbox.acks or self.holds.given else frame):
                     self._drop(stream)  # it ended while nobody looked
                     self._was_lost = len(self._calls) > 1 or bool(self.holds)
             if self._turn is None:
-                if self._stream is not None and call.blocking and not self._owned:
+                if self._stream is not None and call.blocking and not self.runs.owned:
                     self._turn, self._turn_of = call, threading.get_ident()
                     return True
                 return not self._wake_reader() and call.blocking
@@ -273,8 +262,8 @@ class Connection:
 
     def _with_news(self, frame: bytes) -> bytes:
         """Puts before a frame what the daemon should know: kept replies that arrived, tokens given back."""
-        if self._acks:
-            acks, self._acks = self._acks, []
+        if self._inbox.acks:
+            acks, self._inbox.acks = self._inbox.acks, []
             frame = framing.pack(0, wire.encode(wire.Ack(calls=tuple(acks)))) + frame
         for token in self.holds.take_given():
             frame = self._one_way(wire.Release(token=token)) + frame
@@ -297,7 +286,7 @@ class Connection:
                     self._lose(stream)
                     break
                 for request_id, body in frames:
-                    self._frame(request_id, body)
+                    self._inbox.frame(request_id, body)
         except errors.RunstateError as error:
             self._give_up(error)
             return
@@ -317,7 +306,7 @@ class Connection:
     def _wake_if_needed(self) -> None:
         """Gives the turn to the reader thread if nobody has it and there is something to read for (with the lock)."""
         if self._turn is None:
-            if self._calls or self.holds or self._owned or self._owes:
+            if self._calls or self.holds or self.runs.owned or self._owes:
                 self._wake_reader()
             elif self._is_retired:
                 self.close()
@@ -354,7 +343,7 @@ class Connection:
     def _is_needed(self) -> bool:
         """Whether the reader thread has something to read for; if not, its turn is over."""
         with self._lock:
-            if self._calls or self.holds or self._owned or self._owes:
+            if self._calls or self.holds or self.runs.owned or self._owes:
                 return True
             self._turn = None
             self._wake_if_needed()
@@ -362,13 +351,13 @@ class Connection:
 
     def _read_on(self, stream: Stream) -> None:
         """Reads until the connection ends or nothing is open."""
-        while self._calls or self.holds or self._owned:
+        while self._calls or self.holds or self.runs.owned:
             frames = stream.read(None)
             if frames is None:
                 self._lose(stream)
                 return
             for request_id, body in frames:
-                self._frame(request_id, body)
+                self._inbox.frame(request_id, body)
 
     # ------------------------------------------------------------------ connecting
 
@@ -394,7 +383,7 @@ class Connection:
                     connected.close()
                 hopeless = isinstance(error, errors.UnavailableError) and not self._was_lost
                 if hopeless or time.monotonic() + pause >= deadline:
-                    raise _unavailable(error) from error
+                    raise unavailable(error) from error
             except BaseException:
                 if connected is not None:
                     connected.close()
@@ -403,11 +392,11 @@ class Connection:
             pause = min(RETRY_S_MAX, pause * 2)
 
     def _greet(self, connected: socket.socket, deadline: float) -> Stream:
-        runs = {*self._runs.keys(), *(hold.run for hold in self.holds.live() if hold.run)}
+        runs = {*self.runs.ids(), *(hold.run for hold in self.holds.live() if hold.run)}
         hello = greeting.hello(self.address, self.session, runs)
         welcome, splitter, frames = greeting.greet(connected, hello, next(self._ids), deadline)
         for request_id, body in frames:
-            self._frame(request_id, body)
+            self._inbox.frame(request_id, body)
         with self._lock:
             stream = self._stream = Stream(connected, splitter, self._lock)
             self._was_lost = self._owes = False
@@ -419,7 +408,7 @@ class Connection:
                 again += framing.pack(0, wire.encode(wire.Beat(tokens=tokens)))
             stream.write(self._with_news(again))
         for ended in welcome.ended:
-            self._pushed(ended)
+            self._inbox.pushed(ended)
         return stream
 
     def _lose(self, stream: Stream) -> None:
@@ -440,96 +429,12 @@ class Connection:
                 self._drop(self._stream)
             self._turn, self._turn_of = None, 0
             self._was_lost = self._owes = False
-            calls, self._calls = list(self._calls.values()), {}
+            calls = list(self._calls.values())
+            self._calls.clear()
         for call in calls:
-            call.finish(None, _copy(error))
+            call.finish(None, copied(error))
         for hold in self.holds.live():
-            hold.lose(_unavailable(error))
-
-    # ------------------------------------------------------------------ what arrives
-
-    # An interrupt (the caller that reads may be the main thread) can come anywhere in here. It ends the connection, all
-    # that is open is sent again, and so what was half done is done once more: every step may be repeated.
-
-    def _frame(self, request_id: int, body: bytes) -> None:
-        if request_id == 0:
-            try:
-                self._pushed(wire.decode_push(body))
-            except msgspec.ValidationError:
-                pass  # an error about the connection as a whole: it ends next; or a push of a newer daemon
-            return
-        reply = wire.decode_reply(body)
-        with self._lock:
-            call = self._calls.get(request_id)
-            if call is None:
-                return  # its caller has gone; the daemon was told
-            if reply.kept and call.request.replayed and type(reply) not in GRANTING:
-                self._acks.append(request_id)
-        if isinstance(reply, wire.Error):
-            call.finish(None, greeting.refused(reply))
-            self._calls.pop(request_id, None)
-            return
-        holds = _NO_HOLDS
-        if type(reply) in GRANTING:
-            holds = granted(self.holds, call.request, reply, None if call.blocking else call.loop)
-        if holds:
-            self._heart.start()
-            if not call.blocking and call.loop is not None:
-                self._refuse_blocked(call, reply)
-        call.finish(Answer(reply, holds))
-        self._calls.pop(request_id, None)
-
-    def _pushed(self, push: wire.AnyPush) -> None:
-        if isinstance(push, wire.Parked):
-            self._parked(push)
-        elif isinstance(push, wire.LeaseLost):
-            hold = self.holds.get(push.token)
-            if hold is not None:
-                hold.lose(errors.LeaseLostError(f"the hold on the work is lost: {push.reason}", code="LEASE_LOST"))
-        elif isinstance(push, wire.RunEnded):
-            code = "DEADLINE_EXCEEDED" if push.state == "expired" else "SCOPE_CANCELLED"
-            error = errors.StoppedError(push.message, code=code, status=errors.STATUSES[code])
-            for hold in self.holds.live():
-                if hold.run == push.run:
-                    hold.signal._set(error)
-            watch = self._runs.get(push.run)
-            if watch is not None:
-                watch.ended(error)
-            self.unwatch(push.run)
-        # Reconnect: the daemon closes the connection next; whoever reads does the rest.
-
-    def _parked(self, push: wire.Parked) -> None:
-        call = self._calls.get(push.call)
-        if call is None:
-            return
-        call.ticket = push.ticket
-        if call.blocking and call.loop is not None:
-            held = (self.holds.get(token) for token in push.behind)
-            if any(hold is not None and hold.loop is call.loop for hold in held):
-                self._refuse_blocking(call)
-
-    def _refuse_blocked(self, given: Call, reply: wire.Reply) -> None:
-        """Something was given to a task of a loop: a blocking call in the loop's thread must not wait for it."""
-        jobs = {job.job for job in reply.jobs} if isinstance(reply, wire.JobsGranted) else set()
-        once = given.request if isinstance(given.request, wire.OnceAcquire) else None
-        for call in list(self._calls.values()):
-            request = call.request
-            if not (call.blocking and call.loop is given.loop):
-                continue
-            if isinstance(request, wire.QueuesResult) and request.job in jobs:
-                self._refuse_blocking(call)
-            if isinstance(request, wire.OnceAcquire) and once and (request.run, request.key) == (once.run, once.key):
-                self._refuse_blocking(call)
-
-    def _refuse_blocking(self, call: Call) -> None:
-        self._abandon(call)
-        call.finish(
-            None,
-            errors.ConfigError(
-                "this blocking call would wait for a task of the event loop that it blocks: use the async form"
-                " (await ...) here, or make the call in a thread"
-            ),
-        )
+            hold.lose(unavailable(error))
 
     # ------------------------------------------------------------------ heartbeat
 
@@ -554,7 +459,10 @@ class Connection:
         stream = self._stream
         if stream is not None and self.pid == os.getpid():
             stream.write_now(framing.pack(0, wire.encode(wire.Bye())))
-        self._owned = weakref.WeakSet()
+            if self._turn is None:  # nobody reads, so nobody would see its end
+                self._stream = None
+                stream.close()
+        self.runs.owned = weakref.WeakSet()
         self._heart.stop()
         reader, self._reader = self._reader, None
         if reader is not None:
@@ -562,25 +470,11 @@ class Connection:
 
     def _after_fork(self) -> None:
         """In a child: the copy of the descriptor is closed, and nothing is inherited but what runs are joined."""
-        stream, runs = self._stream, self.watches
+        stream, runs = self._stream, self.runs.all()
         self._reset()
-        self.watch_all(runs)
+        self.runs.add_all(runs)
         if stream is not None:
             stream.close()
-
-
-def _unavailable(error: BaseException) -> errors.RunstateError:
-    if isinstance(error, errors.RunstateError):
-        return error
-    return errors.UnavailableError(f"the connection to runstated failed: {error}", code="UNAVAILABLE")
-
-
-def _copy(error: BaseException) -> BaseException:
-    """An error of its own for each caller: tracebacks must not pile up on one object."""
-    if isinstance(error, errors.RunstateError):
-        copied = errors.map_error(error.code, error.status, error.message)
-        return copied if type(copied) is type(error) else error
-    return _unavailable(error)
 
 
 _all: weakref.WeakSet[Connection] = weakref.WeakSet()
@@ -600,4 +494,4 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forked)
 atexit.register(_exit)
 
-__all__ = ["Address", "Answer", "Connection", "Hold", "RunWatch"]
+__all__ = ["Address", "Answer", "Connection", "Hold"]

@@ -50,4 +50,7 @@ def enter(context: RunContext, token: int | None = None) -> Token[Frame | None]:
 
 
 def leave(entered: Token[Frame | None]) -> None:
-    _frame.reset(entered)
+    try:
+        _frame.reset(entered)
+    except ValueError:
+        pass  # left in another context than it was entered in (a generator that was closed elsewhere)

@@ -183,7 +183,9 @@ class Heart:
             self._beat(self._holds.tokens() if due else ())
 
 
-GRANTING = frozenset((wire.OnceGranted, wire.JobsGranted))  # the replies that bring holds
+GRANTING = frozenset(
+    (wire.OnceGranted, wire.JobsGranted, wire.SlotsGranted, wire.BudgetReserved)
+)  # the replies that bring holds
 
 
 def granted(
@@ -196,4 +198,8 @@ def granted(
         return {
             job.token: holds.add(job.token, job.run, request.queues[job.source].lease_ms, loop) for job in reply.jobs
         }
+    if isinstance(reply, wire.SlotsGranted) and isinstance(request, wire.SlotsAcquire):
+        return {reply.token: holds.add(reply.token, request.run, request.lease_ms, loop)}
+    if isinstance(reply, wire.BudgetReserved) and isinstance(request, wire.BudgetsReserve):
+        return {reply.token: holds.add(reply.token, request.run, wire.SETTLE_BY_MS, loop)}
     return {}

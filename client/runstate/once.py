@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from . import errors, keys, payloads, units
+from . import errors, keys, payloads, units, wrapping
 from .context import within
 from .signals import Combined
-from .steps import Run, Steps, adrive, drive
+from .steps import Run, Steps
 
 if TYPE_CHECKING:
     from .calls import Answer
@@ -23,8 +20,7 @@ ATTEMPTS = 3
 LEASE = "30s"
 
 
-@dataclass(frozen=True)
-class Once:
+class Once(NamedTuple):
     """A wrapped function and its options."""
 
     client: Runstate
@@ -48,8 +44,6 @@ def wrap(
 
     Raises ConfigError for options that cannot be used.
     """
-    if not callable(function):
-        raise errors.ConfigError(f"once needs a function, not {units.shown(function)}")
     if key is not None and not callable(key):
         raise errors.ConfigError(f"key is {units.shown(key)}: give a function that returns a string")
     spec = Once(
@@ -61,20 +55,7 @@ def wrap(
         units.lease_seconds(LEASE if lease is None else lease) * 1000,
     )
 
-    if inspect.iscoroutinefunction(function):
-
-        @functools.wraps(function)
-        async def async_wrapper(*args: Any, **kwargs: Any) -> Any:
-            return await adrive(client._connection, call(spec, args, kwargs))
-
-        wrapper: Callable[..., Any] = async_wrapper
-    else:
-
-        @functools.wraps(function)
-        def plain_wrapper(*args: Any, **kwargs: Any) -> Any:
-            return drive(client._connection, call(spec, args, kwargs))
-
-        wrapper = plain_wrapper
+    wrapper = wrapping.wrap(client, function, "once", lambda args, kwargs: call(spec, args, kwargs))
     if name is not None:
         wrapper.__name__ = name
     return wrapper
@@ -123,10 +104,18 @@ def _work(spec: Once, hold: Hold, run: Run) -> Steps[Any]:
     assert key is not None and hold.run is not None, "a once call has both"
     try:
         result = yield run
-        text = payloads.encode(f"the result of {spec.name}", result)
     except Exception as error:
         _check_process(hold)
         yield from _failed(spec, hold, key, error)
+        raise
+    try:
+        text = payloads.encode(f"the result of {spec.name}", result)
+    except errors.RunstateError as error:
+        _check_process(hold)
+        try:
+            yield from _failed(spec, hold, key, error)
+        except errors.OnceFailedError:
+            pass  # it is the last failure, and its own error says best what is wrong
         raise
     # Anything else is an interrupt: nothing is recorded, ``call`` gives the hold back, the next caller goes on at once.
     _check_process(hold)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import errors, keys, payloads, units
 from .context import within
+from .gathering import gather
+from .resources import Resources
 from .runs import Binding
 from .signals import running_loop
 from .steps import Steps, adrive, drive
 
 if TYPE_CHECKING:
+    from . import wire
     from .client import Runstate
 
 ATTEMPTS = 5
@@ -34,6 +37,7 @@ class Queue:
         lease: units.Duration | None,
         concurrency: int | None,
         key: Callable[[Any], str] | None,
+        resources: Resources,
     ) -> None:
         if key is not None and not callable(key):
             raise errors.ConfigError(f"key is {units.shown(key)}: give a function that returns a string")
@@ -44,6 +48,7 @@ class Queue:
         self._lease_ms = units.lease_seconds(LEASE if lease is None else lease) * 1000
         self._concurrency = units.whole(CONCURRENCY if concurrency is None else concurrency, "concurrency")
         self._key = key
+        self._resources = resources
         self._is_async = inspect.iscoroutinefunction(handler)
         if handler is not None:
             for attribute in ("__name__", "__qualname__", "__module__", "__doc__"):
@@ -95,11 +100,44 @@ class Queue:
             lease=self._lease_ms / 1000,
             concurrency=self._concurrency,
             key=self._key,
+            resources=self._resources,
         )
 
     def _declared_attempts(self) -> int | None:
         """What to declare on the way: whoever has the handler, or names attempts, declares the queue."""
         return ATTEMPTS if self._attempts is None and self.servable else self._attempts
+
+    def gather(
+        self,
+        inputs: Sequence[Any],
+        *,
+        need: int | str = "all",
+        accept: Callable[[Any, Any], Any] | None = None,
+        timeout: units.Duration | None = None,
+    ) -> list[Any]:
+        """Submits every input (at most 100) as one group; the accepted results in completion order, once ``need`` of
+        them are accepted or, with "all", when every job has ended. The rest is cancelled.
+
+        Raises TaskFailedError when ``need`` is out of reach, TimeoutError, StoppedError, and what ``accept`` raises.
+        """
+        return drive(self._client._connection, gather(self, inputs, need, accept, timeout))
+
+    async def agather(
+        self,
+        inputs: Sequence[Any],
+        *,
+        need: int | str = "all",
+        accept: Callable[[Any, Any], Any] | None = None,
+        timeout: units.Duration | None = None,
+    ) -> list[Any]:
+        """Submits every input as one group; see ``gather``."""
+        return await adrive(self._client._connection, gather(self, inputs, need, accept, timeout))
+
+    def _needs(self) -> Steps[wire.Needs | None]:
+        """What its jobs need, as far as this process says; None: what the workers have declared."""
+        if self._resources.nothing:
+            return None
+        return (yield from self._resources.needs())
 
     def _send(self, input: Any) -> Steps[Job]:
         from . import wire  # brings msgspec, which nobody needs before the first call
@@ -109,9 +147,10 @@ class Queue:
         key = keys.queue_key(self._name, input, self._key)
         text = payloads.encode(f"the input of {self._name}", input)
         info = yield from binding.join()
+        needs = yield from self._needs()
         try:
             answer = yield wire.QueuesSend(
-                run=info.id, queue=self._name, key=key, input=text, attempts=self._declared_attempts()
+                run=info.id, queue=self._name, key=key, input=text, attempts=self._declared_attempts(), needs=needs
             )
         except errors.StoppedError as error:
             raise binding.noted(error)  # noqa: B904

@@ -10,9 +10,9 @@ from .signals import Signal
 from .steps import Steps
 
 if TYPE_CHECKING:
-    from . import connection, wire
+    from . import inbox, wire
     from .client import Core
-    from .results import RunInfo
+    from .results import RunContext, RunInfo
 
 CHILD_NAME = "(child run)"  # shown for a child run without a name
 
@@ -28,7 +28,7 @@ class Binding:
         self.signal = Signal()
         self.over: errors.StoppedError | None = None
         self._info: RunInfo | None = None
-        self._watch: connection.RunWatch | None = None
+        self._watch: inbox.RunWatch | None = None
 
     # ------------------------------------------------------------------ steps
 
@@ -62,6 +62,12 @@ class Binding:
         assert self._info is not None, "set above or by the faster thread"
         return self._info
 
+    def known(self) -> Steps[RunInfo]:
+        """The run, also when it is over; joined if need be."""
+        if self._info is not None:
+            return self._info
+        return (yield from self.join())
+
     def end(self, state: str) -> Steps[None]:
         """Stops or finishes the run; a repeat does nothing."""
         from . import wire
@@ -70,7 +76,7 @@ class Binding:
             return
         info = yield from self.join()
         if self._watch is not None:
-            self._core.connection().unwatch(self._watch.run)
+            self._core.connection().runs.forget(self._watch.run)
         answer = yield wire.RunsEnd(run=info.id, state="stopped" if state == "stopped" else "finished")
         name = self.name or info.id
         self.ended(
@@ -84,6 +90,12 @@ class Binding:
         """The run that was joined."""
         assert self._info is not None, "joined before"
         return self._info
+
+    def context(self) -> RunContext:
+        """The context of code that is inside nothing but the run."""
+        from .results import RunContext
+
+        return RunContext(self.info, self.signal, 1, None)
 
     def check(self) -> None:
         """Raises StoppedError once the run is over, without a request."""
@@ -103,9 +115,9 @@ class Binding:
         return error
 
     def _known(self, view: wire.RunView) -> None:
-        from . import connection, results
+        from . import inbox, results
 
         self._info = results.RunInfo(view.run, view.name or self.name or CHILD_NAME)
         # A child run ends with the session that made it, so that session must come back by itself.
-        self._watch = connection.RunWatch(view.run, self.ended, is_owned=self.parent is not None)
+        self._watch = inbox.RunWatch(view.run, self.ended, is_owned=self.parent is not None)
         self._core.connection().watch(self._watch)

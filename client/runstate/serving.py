@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal as signals_of_os
 import threading
 from collections.abc import Iterator, Sequence
@@ -30,6 +31,8 @@ from .steps import adrive
 if TYPE_CHECKING:
     from .client import Runstate
 
+log = logging.getLogger(__name__)
+
 DRAIN_S = 30.0
 RETRY_S_MIN = 0.25  # after trouble with taking jobs ...
 RETRY_S_MAX = 10.0  # ... doubling up to this
@@ -45,13 +48,23 @@ class Source:
         self.free = min(queue._concurrency if concurrency is None else concurrency, PLACES_MAX)
         self.changed = asyncio.Event()
         self.info: RunInfo | None = None
+        self.scale = 0  # of the budget, if there is one
 
     async def declare(self) -> None:
-        """Joins the run and declares the queue. Raises StoppedError, ConflictError, UnavailableError."""
-        binding = self.client._binding()
-        self.info = await adrive(self.client._connection, binding.join())
+        """Joins the run and declares the queue and what its jobs need. Raises StoppedError, ConflictError,
+        UnavailableError, and RunstateError (NOT_FOUND) for a resource that does not exist."""
+        connection, resources = self.client._connection, self.queue._resources
+        self.info = await adrive(connection, self.client._binding().join())
+        if resources.budget is not None:
+            self.scale = await adrive(connection, resources.scale())
         attempts = self.queue._declared_attempts() or ATTEMPTS
-        await self.client._connection().acall(wire.QueuesDeclare(queue=self.queue.name, attempts=attempts))
+        needs = await adrive(connection, resources.needs())
+        await connection().acall(wire.QueuesDeclare(queue=self.queue.name, attempts=attempts, needs=needs))
+
+    def costs(self, job: wire.JobGrant, result: Any) -> dict[str, int]:
+        """What the job cost, by reservation. Raises ConfigError for a cost that fails."""
+        cost = self.queue._resources.cost_minor(result, self.scale) if job.reservations else None
+        return {} if cost is None else {job.reservations[0]: cost}
 
     def take_place(self) -> None:
         self.free -= 1
@@ -192,7 +205,12 @@ class Worker:
             return wire.QueuesFail(job=job.job, token=job.token, error=error_text, retry=False)
         except errors.ConfigError as error:
             return wire.QueuesFail(job=job.job, token=job.token, error=payloads.error_text(error))
-        return wire.QueuesComplete(job=job.job, token=job.token, result=text)
+        try:
+            costs = source.costs(job, result)
+        except errors.ConfigError as error:
+            log.error("job %s: %s", job.job, error)  # the result counts; without a cost the reserve is charged
+            costs = {}
+        return wire.QueuesComplete(job=job.job, token=job.token, result=text, costs=costs)
 
     async def _run_handler(self, queue: Queue, input: Any, around: RunContext, hold: Hold) -> Any:
         handler = queue._handler

@@ -6,12 +6,14 @@ Errors are thrown into it. Two drivers run the same steps: ``drive`` in plain co
 
 from __future__ import annotations
 
+import contextvars
 import inspect
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from .context import enter, leave
 from .loading import load
+from .signals import running_loop
 
 if TYPE_CHECKING:
     from . import wire
@@ -29,6 +31,7 @@ class Run(NamedTuple):
     kwargs: dict[str, Any]
     context: RunContext
     token: int | None = None
+    may_await: bool = False  # what it returns may have to be awaited, in plain code too
 
 
 Step: TypeAlias = "wire.Request[Any] | Run"
@@ -81,7 +84,8 @@ async def adrive(connection: Callable[[], Connection], steps: Steps[T]) -> T:
 def _run(step: Run) -> Any:
     entered = enter(step.context, step.token)
     try:
-        return step.function(*step.args, **step.kwargs)
+        result = step.function(*step.args, **step.kwargs)
+        return _awaited(result) if step.may_await and inspect.isawaitable(result) else result
     finally:
         leave(entered)
 
@@ -93,3 +97,19 @@ async def _arun(step: Run) -> Any:
         return await result if inspect.isawaitable(result) else result
     finally:
         leave(entered)
+
+
+def _awaited(result: Awaitable[Any]) -> Any:
+    """The outcome of an awaitable, in plain code: on an event loop of its own, in a thread of its own where this
+    thread's loop is running already."""
+    import asyncio
+
+    async def wait() -> Any:
+        return await result
+
+    if running_loop() is None:
+        return asyncio.run(wait())
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(contextvars.copy_context().run, asyncio.run, wait()).result()

@@ -12,7 +12,7 @@ A request with id 0 wants no reply. A request that may wait has ``wait_ms`` (Non
 ``within``: the tokens that the caller holds while it asks, outermost first.
 """
 
-from typing import Annotated, ClassVar, Generic, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -24,6 +24,7 @@ PROTOCOL_MIN = 1
 
 LEASE_MS_MIN = 5_000
 LEASE_MS_MAX = 600_000
+SETTLE_BY_MS = 3_600_000  # within this time a reservation is to be settled
 
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
 Key = Annotated[str, Meta(min_length=1, max_length=512)]
@@ -35,6 +36,11 @@ Ms = Annotated[int, Meta(ge=0, le=2**53)]
 LeaseMs = Annotated[int, Meta(ge=LEASE_MS_MIN, le=LEASE_MS_MAX)]
 Attempts = Annotated[int, Meta(ge=1, le=100)]
 Places = Annotated[int, Meta(ge=1, le=1_000)]
+Units = Annotated[int, Meta(ge=1, le=2**53)]
+WindowSeconds = Annotated[int, Meta(ge=1, le=86_400)]
+Minor = Annotated[int, Meta(ge=1, le=2**53)]
+Currency = Annotated[str, Meta(min_length=3, max_length=3)]
+Scale = Annotated[int, Meta(ge=0, le=9)]
 
 R_co = TypeVar("R_co", covariant=True)
 
@@ -172,10 +178,18 @@ class Beat(Request[Ok], tag="beat", frozen=True):
     tokens: tuple[Token, ...]
 
 
-class Release(Request[Ok], tag="leases.release", frozen=True):
+class Released(Reply, tag="released", frozen=True):
+    """The hold is gone. ``held``: it was still held until now."""
+
+    kept: ClassVar[bool] = True
+    held: bool
+
+
+class Release(Request[Released], tag="leases.release", frozen=True):
     """Gives the hold of ``token`` back without an outcome: no failure and no attempt is counted."""
 
     gives: ClassVar[bool] = True
+    replayed: ClassVar[bool] = True
     token: Token
 
 
@@ -305,11 +319,37 @@ class QueueView(Reply, tag="queue", frozen=True):
     counts: dict[str, int] = {}
 
 
+class UnitsNeeded(Struct, kw_only=True, omit_defaults=True, frozen=True):
+    """Units of a limit or a pool of slots, by its name."""
+
+    name: Name
+    units: Units = 1
+
+
+class MoneyNeeded(Struct, kw_only=True, omit_defaults=True, frozen=True):
+    """An amount of a budget, by its name, in minor units."""
+
+    name: Name
+    reserve_minor: Minor
+
+
+class Needs(Struct, kw_only=True, omit_defaults=True, frozen=True):
+    """What a job needs: it is started with all of it, in one step, or not at all."""
+
+    slots: Annotated[tuple[UnitsNeeded, ...], Meta(max_length=4)] = ()
+    limits: Annotated[tuple[UnitsNeeded, ...], Meta(max_length=4)] = ()
+    budgets: Annotated[tuple[MoneyNeeded, ...], Meta(max_length=2)] = ()
+
+
 class QueuesDeclare(Request[QueueView], tag="queues.declare", frozen=True):
-    """Creates or verifies a queue. Without ``attempts`` it must exist; other attempts than the queue's: CONFLICT."""
+    """Creates or verifies a queue. Without ``attempts`` it must exist; other attempts than the queue's: CONFLICT.
+
+    ``needs``: what its jobs need from now on, where they do not say themselves; None leaves that as it is.
+    """
 
     queue: Name
     attempts: Attempts | None = None
+    needs: Needs | None = None
 
 
 class JobView(Reply, tag="job", frozen=True):
@@ -326,13 +366,15 @@ class JobView(Reply, tag="job", frozen=True):
 
 class QueuesSend(Request[JobView], tag="queues.send", frozen=True):
     """Submits a job. The same key in the same run is the same job, whatever has become of it. With ``attempts`` the
-    queue is declared on the way."""
+    queue is declared on the way. ``needs``: what this job needs (none at all, if it is empty); None: what its queue's
+    workers have declared last when it starts."""
 
     run: Id
     queue: Name
     key: Key
     input: str
     attempts: Attempts | None = None
+    needs: Needs | None = None
 
 
 class QueuesResult(WaitingRequest[JobView], tag="queues.result", kw_only=True, frozen=True):
@@ -361,6 +403,7 @@ class JobGrant(Struct, kw_only=True, omit_defaults=True, frozen=True):
     input: str
     attempt: int
     source: int = 0
+    reservations: tuple[str, ...] = ()  # of budgets, in the order of the needs
 
 
 class JobsGranted(Reply, tag="jobs.granted", frozen=True):
@@ -378,12 +421,18 @@ class QueuesAdmit(WaitingRequest[JobsGranted], tag="queues.admit", kw_only=True,
 
 
 class QueuesComplete(Request[JobView], tag="queues.complete", frozen=True):
-    """Records a job's result. LEASE_LOST when the hold is gone or the job's run is over."""
+    """Records a job's result. LEASE_LOST when the hold is gone or the job's run is over.
+
+    ``costs``: what was spent, by reservation, in minor units; a reservation that is not named is charged whole.
+    ``keep_reserved``: the reservations stay as they are, to be settled later.
+    """
 
     gives: ClassVar[bool] = True
     job: Id
     token: Token
     result: str
+    costs: dict[str, Annotated[int, Meta(ge=0, le=2**53)]] = {}
+    keep_reserved: bool = False
 
 
 class QueuesFail(Request[JobView], tag="queues.fail", frozen=True):
@@ -395,6 +444,303 @@ class QueuesFail(Request[JobView], tag="queues.fail", frozen=True):
     token: Token
     error: Text
     retry: bool = True
+
+
+# ---------------------------------------------------------------------------------------------------- limits
+
+
+class LimitView(Reply, tag="limit", frozen=True):
+    """A limit: ``max`` units in each window of ``per_seconds``. ``used``: of the present window; ``waiting``: calls."""
+
+    id: str
+    limit: str
+    max: int
+    per_seconds: int
+    used: int = 0
+    waiting: int = 0
+
+
+class LimitsDeclare(Request[LimitView], tag="limits.declare", frozen=True):
+    """Creates or verifies a limit. Without sizes it must exist; other sizes than its own: CONFLICT."""
+
+    limit: Name
+    max: Units | None = None
+    per_seconds: WindowSeconds | None = None
+
+
+class LimitsGet(Request[LimitView], tag="limits.get", frozen=True):
+    """A limit, and what is used of its present window."""
+
+    reads: ClassVar[bool] = True
+    limit: Name
+
+
+class LimitTaken(Reply, tag="limit.taken", frozen=True):
+    """The units are spent."""
+
+    kept: ClassVar[bool] = True
+
+
+class LimitBusy(Reply, tag="limit.busy", frozen=True):
+    """There were no units, and the wait is over."""
+
+
+class LimitsTake(WaitingRequest[LimitTaken | LimitBusy], tag="limits.take", kw_only=True, frozen=True):
+    """Takes units of the present window, in line. With sizes the limit is declared on the way."""
+
+    replayed: ClassVar[bool] = True
+    run: Id
+    limit: Name
+    units: Units = 1
+    max: Units | None = None
+    per_seconds: WindowSeconds | None = None
+
+
+# ---------------------------------------------------------------------------------------------------- slots
+
+
+class SlotsView(Reply, tag="slots", frozen=True):
+    """A pool of slots: at most ``max`` units are out at a time; ``used`` are, by the workers ``holders``."""
+
+    id: str
+    pool: str
+    max: int
+    used: int = 0
+    waiting: int = 0
+    holders: tuple[str, ...] = ()
+
+
+class SlotsDeclare(Request[SlotsView], tag="slots.declare", frozen=True):
+    """Creates or verifies a pool. Without ``max`` it must exist; another ``max`` than its own: CONFLICT."""
+
+    pool: Name
+    max: Units | None = None
+
+
+class SlotsGet(Request[SlotsView], tag="slots.get", frozen=True):
+    """A pool: what is used, and by whom."""
+
+    reads: ClassVar[bool] = True
+    pool: Name
+
+
+class SlotsGranted(Reply, tag="slots.granted", frozen=True):
+    """The units are held under the token."""
+
+    kept: ClassVar[bool] = True
+    token: int
+
+
+class SlotsBusy(Reply, tag="slots.busy", frozen=True):
+    """There were no units, and the wait is over."""
+
+
+class SlotsAcquire(WaitingRequest[SlotsGranted | SlotsBusy], tag="slots.acquire", kw_only=True, frozen=True):
+    """Holds units of a pool, in line. With ``max`` the pool is declared on the way."""
+
+    replayed: ClassVar[bool] = True
+    run: Id
+    pool: Name
+    units: Units = 1
+    lease_ms: LeaseMs = 30_000
+    max: Units | None = None
+
+
+# ---------------------------------------------------------------------------------------------------- budgets
+
+
+class BudgetView(Reply, tag="budget", frozen=True):
+    """A budget, in minor units of its currency."""
+
+    id: str
+    budget: str
+    currency: str
+    scale: int
+    limit_minor: int
+    reserved_minor: int = 0
+    spent_minor: int = 0
+
+
+class BudgetsDeclare(Request[BudgetView], tag="budgets.declare", frozen=True):
+    """Creates or verifies a budget. Without a limit it must exist; another one than its own: CONFLICT."""
+
+    budget: Name
+    limit_minor: Minor | None = None
+    currency: Currency | None = None
+    scale: Scale | None = None
+
+
+class BudgetsGet(Request[BudgetView], tag="budgets.get", frozen=True):
+    """A budget: its limit, what is reserved and what is spent."""
+
+    reads: ClassVar[bool] = True
+    budget: Name
+
+
+class BudgetReserved(Reply, tag="budget.reserved", frozen=True):
+    """The amount is held. It is released when the session or its process ends, or an hour after."""
+
+    kept: ClassVar[bool] = True
+    token: int
+    reservation: str
+    scale: int
+
+
+class BudgetsReserve(Request[BudgetReserved], tag="budgets.reserve", frozen=True):
+    """Holds an amount. INSUFFICIENT_BUDGET when the budget cannot cover it. With a limit it is declared on the way."""
+
+    replayed: ClassVar[bool] = True
+    run: Id
+    budget: Name
+    amount_minor: Minor
+    limit_minor: Minor | None = None
+    currency: Currency | None = None
+    scale: Scale | None = None
+
+
+class BudgetSettled(Reply, tag="budget.settled", frozen=True):
+    """How a reservation stands. ``state``: active, settled or released."""
+
+    state: str
+    charged_minor: int
+    left_minor: int
+
+
+class BudgetsSettle(Request[BudgetSettled], tag="budgets.settle", frozen=True):
+    """Charges a cost; a repeat with the same ``work_key`` changes nothing. What is left is released, unless
+    ``keep_rest``. More than was reserved is charged as far as the budget reaches."""
+
+    gives: ClassVar[bool] = True
+    reservation: Id
+    cost_minor: Annotated[int, Meta(ge=0, le=2**53)]
+    work_key: Key
+    keep_rest: bool = False
+
+
+class BudgetsRelease(Request[BudgetSettled], tag="budgets.release", frozen=True):
+    """Releases what is left of a reservation."""
+
+    gives: ClassVar[bool] = True
+    reservation: Id
+
+
+# ---------------------------------------------------------------------------------------------------- groups
+
+
+class GroupMember(Struct, kw_only=True, omit_defaults=True, frozen=True):
+    """One job of a group."""
+
+    key: Key
+    input: str
+
+
+class GroupView(Reply, tag="group", frozen=True):
+    """A group: the run that was made for it, and the jobs in the order of the members."""
+
+    kept: ClassVar[bool] = True
+    run: str
+    jobs: tuple[str, ...]
+
+
+class GroupsSubmit(Request[GroupView], tag="groups.submit", frozen=True):
+    """Submits jobs in a run of their own, below ``run``. It ends with the session that made it."""
+
+    replayed: ClassVar[bool] = True
+    run: Id
+    queue: Name
+    members: Annotated[tuple[GroupMember, ...], Meta(min_length=1, max_length=100)]
+    attempts: Attempts | None = None
+    needs: Needs | None = None
+
+
+class GroupEnded(Reply, tag="group.ended", frozen=True):
+    """The jobs that have ended since the cursor, in that order; none when the wait was over."""
+
+    jobs: tuple[JobView, ...] = ()
+    cursor: int = 0
+
+
+class GroupsEnded(WaitingRequest[GroupEnded], tag="groups.ended", kw_only=True, frozen=True):
+    """Waits until a job of the group has ended that had not at ``after``."""
+
+    run: Id
+    after: Annotated[int, Meta(ge=0)] = 0
+
+
+# ---------------------------------------------------------------------------------------------------- timers, barriers
+
+
+class TimerView(Reply, tag="timer", frozen=True):
+    """A timer."""
+
+    fired: bool
+    fire_ms: int
+
+
+class TimersSleep(WaitingRequest[TimerView], tag="timers.sleep", kw_only=True, frozen=True):
+    """Waits for the timer of that name in the run. The first call fixes when it fires: either ``after_ms`` from now or
+    ``at_ms`` in Unix time."""
+
+    run: Id
+    name: Name
+    after_ms: Ms | None = None
+    at_ms: Ms | None = None
+
+
+class BarrierView(Reply, tag="barrier", frozen=True):
+    """A barrier."""
+
+    released: bool
+    target: int
+    arrivals: int
+
+
+class BarriersArrive(WaitingRequest[BarrierView], tag="barriers.arrive", kw_only=True, frozen=True):
+    """Counts ``worker`` and waits until ``count`` different ones have come. Another count than before: CONFLICT."""
+
+    run: Id
+    name: Name
+    count: Units
+    worker: Label
+
+
+# ---------------------------------------------------------------------------------------------------- events
+
+
+class Event(Struct, kw_only=True, omit_defaults=True, frozen=True):
+    """Something that happened. ``data``: an object; see the table of events in the README."""
+
+    event: int
+    type: str
+    at_ms: int
+    data: dict[str, Any] = {}
+
+
+class EventsPage(Reply, tag="events", frozen=True):
+    """Events after the cursor. ``cursor``: where to go on. ``more``: there are more already. ``gap``: some between the
+    old cursor and the first of these are not kept any more."""
+
+    events: tuple[Event, ...] = ()
+    cursor: int = 0
+    more: bool = False
+    gap: bool = False
+
+
+class EventsRead(Request[EventsPage], tag="events.read", frozen=True):
+    """A page of the events of a run and all below it, also after its end. ``types``: only these (none: all)."""
+
+    reads: ClassVar[bool] = True
+    run: Id
+    after: Annotated[int, Meta(ge=0)] = 0
+    types: Annotated[tuple[Name, ...], Meta(max_length=100)] = ()
+    limit: Annotated[int, Meta(ge=1, le=500)] = 200
+
+
+class EventsWait(WaitingRequest[Ok], tag="events.wait", kw_only=True, frozen=True):
+    """Waits until there is an event after the cursor; read it then."""
+
+    run: Id
+    after: Annotated[int, Meta(ge=0)] = 0
 
 
 # ---------------------------------------------------------------------------------------------------- status
@@ -434,6 +780,7 @@ class WaitView(Struct, kw_only=True, omit_defaults=True, frozen=True):
     until_ms: int | None = None
     ahead: int = 0
     behind: tuple[str, ...] = ()
+    lacks: tuple[str, ...] = ()  # of a worker: what its jobs lack, such as "slots browser"
 
 
 class DaemonView(Struct, kw_only=True, omit_defaults=True, frozen=True):
@@ -460,6 +807,7 @@ class StatusView(Reply, tag="status", frozen=True):
     waits: tuple[WaitView, ...] = ()
     queues: tuple[QueueView, ...] = ()
     more: tuple[str, ...] = ()
+    names: dict[str, str] = {}  # of the limits, slots and budgets that somebody waits for, by id
 
 
 class StatusGet(Request[StatusView], tag="status.get", frozen=True):
@@ -467,6 +815,37 @@ class StatusGet(Request[StatusView], tag="status.get", frozen=True):
 
     reads: ClassVar[bool] = True
     limit: Annotated[int, Meta(ge=1, le=1_000)] = 200
+
+
+class HolderView(Struct, kw_only=True, omit_defaults=True, frozen=True):
+    """A worker label that holds something in a run. ``lease_expires_ms``: the first of its leases, an estimate."""
+
+    worker: str
+    holding: int
+    lease_expires_ms: int | None = None
+
+
+class WaitingView(Struct, kw_only=True, omit_defaults=True, frozen=True):
+    """Something that waits in a run."""
+
+    kind: str
+    name: str
+    units: int = 1
+
+
+class RunStatusView(Reply, tag="run.status", frozen=True):
+    """A run, who holds something in it or below, and what waits there."""
+
+    run: RunView
+    workers: tuple[HolderView, ...] = ()
+    waiting: tuple[WaitingView, ...] = ()
+
+
+class RunsStatus(Request[RunStatusView], tag="runs.status", frozen=True):
+    """How a run stands, also after its end."""
+
+    reads: ClassVar[bool] = True
+    run: Id
 
 
 # ---------------------------------------------------------------------------------------------------- all of them
@@ -491,7 +870,25 @@ AnyRequest = (
     | QueuesAdmit
     | QueuesComplete
     | QueuesFail
+    | LimitsDeclare
+    | LimitsGet
+    | LimitsTake
+    | SlotsDeclare
+    | SlotsGet
+    | SlotsAcquire
+    | BudgetsDeclare
+    | BudgetsGet
+    | BudgetsReserve
+    | BudgetsSettle
+    | BudgetsRelease
+    | GroupsSubmit
+    | GroupsEnded
+    | TimersSleep
+    | BarriersArrive
+    | EventsRead
+    | EventsWait
     | StatusGet
+    | RunsStatus
 )
 AnyReply = (
     Ok
@@ -506,7 +903,23 @@ AnyReply = (
     | QueueView
     | JobView
     | JobsGranted
+    | Released
+    | LimitView
+    | LimitTaken
+    | LimitBusy
+    | SlotsView
+    | SlotsGranted
+    | SlotsBusy
+    | BudgetView
+    | BudgetReserved
+    | BudgetSettled
+    | GroupView
+    | GroupEnded
+    | TimerView
+    | BarrierView
+    | EventsPage
     | StatusView
+    | RunStatusView
 )
 AnyPush = Parked | LeaseLost | RunEnded | Reconnect
 

@@ -28,6 +28,20 @@ CREATE TABLE leases (
 CREATE INDEX leases_of_session ON leases (session, request);
 """
 
+UNITS = """
+CREATE TABLE units (
+    token BIGINT NOT NULL,
+    pool TEXT NOT NULL,
+    units BIGINT NOT NULL CHECK (units > 0),
+    PRIMARY KEY (token, pool)
+);
+CREATE INDEX units_of_pool ON units (pool);
+"""
+
+SHARED = frozenset(("slots", "budget"))  # kinds whose subject belongs to the space and not to a run
+
+WITH_UNITS = frozenset(("slots", "job"))  # kinds under whose tokens units are held
+
 COLUMNS = "token, kind, subject, run, session, request, length_ms, granted_ms"
 
 
@@ -57,7 +71,7 @@ class Lease:
 
 def topic(kind: str, subject: str, run: str) -> Topic:
     """Where those stand who wait for what is held."""
-    return (kind, run, subject)
+    return (kind, "" if kind in SHARED else run, subject)
 
 
 def grant(tx: Tx, kind: str, subject: str, run: str, length_ms: int) -> int:
@@ -87,6 +101,9 @@ def drop(tx: Tx, token: int) -> Lease | None:
         return None
     lease = Lease(*row)
     tx.let_go(token)
+    if lease.kind in WITH_UNITS:
+        for (pool,) in tx.all("DELETE FROM units WHERE token = :token RETURNING pool", token=token):
+            tx.wake(topic("slots", pool, ""))
     # Who ends a hold has had the answer that granted it; and an answer with a dead token must never be given again.
     tx.run(
         "DELETE FROM replies WHERE session = :session AND request = :request",
@@ -94,6 +111,18 @@ def drop(tx: Tx, token: int) -> Lease | None:
         request=lease.request,
     )
     return lease
+
+
+def hold_units(tx: Tx, token: int, pool: str, units: int) -> None:
+    """Units of a pool that go with a token."""
+    tx.run("INSERT INTO units (token, pool, units) VALUES (:token, :pool, :units)", token=token, pool=pool, units=units)
+    tx.hold_also(token, topic("slots", pool, ""))
+
+
+def units_held(tx: Tx, pool: str) -> int:
+    """How many units of a pool are out."""
+    row = tx.one("SELECT coalesce(sum(units), 0) FROM units WHERE pool = :pool", pool=pool)
+    return int(row[0]) if row else 0
 
 
 def of_session(tx: Tx, session: str) -> list[Lease]:
@@ -110,6 +139,11 @@ def of_request(tx: Tx, session: str, request: int) -> list[Lease]:
         request=request,
     )
     return [Lease(*row) for row in rows]
+
+
+def all_units(tx: Tx) -> list[tuple[int, Topic]]:
+    """Which units go with which token (for the start of the daemon)."""
+    return [(token, topic("slots", pool, "")) for token, pool in tx.all("SELECT token, pool FROM units")]
 
 
 def all_live(tx: Tx) -> list[Lease]:

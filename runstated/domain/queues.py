@@ -15,11 +15,10 @@ lines (queue, run) of their queues; a job that becomes ready wakes the line of i
 """
 
 import zlib
-from dataclasses import dataclass
 
 from runstate import wire
-from runstated.domain import leases, payloads, runs
-from runstated.lines import Topic
+from runstated.domain import budgets, jobs, leases, needs, payloads, runs
+from runstated.lines import WATCH, Topic
 from runstated.store.tx import Conflict, NotFound, Parked, Refusal, Tx, ValidationFailed
 
 SCHEMA = """
@@ -62,32 +61,26 @@ CREATE INDEX jobs_ready ON jobs (queue, run, needs, age) WHERE state = 'ready';
 CREATE INDEX jobs_due ON jobs (due_ms) WHERE state = 'delayed';
 """
 
-KIND = "job"
+# Version 2: what jobs need, and the order in which they end.
+SCHEMA_2 = """
+ALTER TABLE queues ADD COLUMN needs BIGINT NOT NULL DEFAULT 0;
+ALTER TABLE jobs ADD COLUMN finish BIGINT;
+CREATE INDEX jobs_by_finish ON jobs (run, finish) WHERE finish IS NOT NULL;
+CREATE TABLE queue_needs (
+    space TEXT NOT NULL,
+    queue TEXT NOT NULL,
+    needs BIGINT NOT NULL,
+    PRIMARY KEY (space, queue, needs)
+);
+INSERT INTO queue_needs (space, queue, needs) SELECT space, queue, 0 FROM queues;
+"""
+
+KIND = jobs.KIND
 BACKOFF_MS_MIN = 500
 BACKOFF_MS_MAX = 30_000
 DUE_IN_ONE_STEP = 200
 GRANTED_BYTES_MAX = 4 * 1024 * 1024  # inputs in one reply: half of what a frame may be
 GRANTED_JOBS_MAX = 1_000  # jobs in one reply
-NO_NEEDS = 0  # the id of the empty set of requirements
-
-COLUMNS = "job, space, queue, run, key, state, attempt, input, result, reason, token"
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """A row, as far as the rules need it."""
-
-    job: str
-    space: str
-    queue: str
-    run: str
-    key: str
-    state: str
-    attempt: int
-    input: str
-    result: str | None
-    reason: str | None
-    token: int | None
 
 
 def line(queue: str, run: str) -> Topic:
@@ -95,8 +88,14 @@ def line(queue: str, run: str) -> Topic:
     return ("queue", run, queue)
 
 
-def signal(job: Job) -> Topic:
-    return leases.topic(KIND, job.job, job.run)
+def group_line(run: str) -> Topic:
+    """Where the caller of a group stands until one more of its jobs has ended."""
+    return ("group", run)
+
+
+def needs_watch(space: str, queue: str) -> Topic:
+    """Where workers stand whose jobs lack what the queue says they need, until it says something else."""
+    return (WATCH, space, queue)
 
 
 # ---------------------------------------------------------------------------------------------------- verbs
@@ -105,6 +104,14 @@ def signal(job: Job) -> Topic:
 def declare(tx: Tx, request: wire.QueuesDeclare) -> wire.QueueView:
     """Creates or verifies a queue; without ``attempts`` it must exist."""
     attempts = _declared(tx, request.queue, request.attempts)
+    if request.needs is not None:
+        tx.run(
+            "UPDATE queues SET needs = :needs WHERE space = :space AND queue = :queue",
+            needs=needs.number(tx, request.needs),
+            space=tx.caller.space,
+            queue=request.queue,
+        )
+        tx.wake(needs_watch(tx.caller.space, request.queue))
     return wire.QueueView(queue=request.queue, attempts=attempts)
 
 
@@ -114,14 +121,17 @@ def send(tx: Tx, request: wire.QueuesSend) -> wire.JobView:
     run = runs.active(tx, request.run)
     _declared(tx, request.queue, request.attempts)
     known = tx.one(
-        f"SELECT {COLUMNS} FROM jobs WHERE run = :run AND queue = :queue AND key = :key",
+        f"SELECT {jobs.COLUMNS} FROM jobs WHERE run = :run AND queue = :queue AND key = :key",
         run=run.run,
         queue=request.queue,
         key=request.key,
     )
     if known is not None:
-        return _view(Job(*known))
+        return jobs.view(jobs.Job(*known))
     job = tx.new_id("j")
+    wanted = needs.OF_QUEUE if request.needs is None else needs.number(tx, request.needs)
+    if wanted != needs.OF_QUEUE:
+        _note_needs(tx, request.queue, wanted)
     tx.run(
         "INSERT INTO jobs (job, space, queue, run, key, state, needs, age, input, created_ms)"
         " VALUES (:job, :space, :queue, :run, :key, 'ready', :needs, :age, :input, :now)",
@@ -130,13 +140,13 @@ def send(tx: Tx, request: wire.QueuesSend) -> wire.JobView:
         queue=request.queue,
         run=run.run,
         key=request.key,
-        needs=NO_NEEDS,
+        needs=wanted,
         age=tx.caller.ticket,
         input=request.input,
         now=tx.now_ms,
     )
-    _count(tx, run.space, request.queue, None, "ready")
-    _emit(tx, "task.submitted", run.run, job, request.key, request.queue)
+    jobs.count(tx, run.space, request.queue, None, "ready")
+    jobs.emit(tx, "task.submitted", run.run, job, request.key, request.queue)
     _wake(tx, request.queue, run)
     return wire.JobView(job=job, state="ready")
 
@@ -144,72 +154,90 @@ def send(tx: Tx, request: wire.QueuesSend) -> wire.JobView:
 def result(tx: Tx, request: wire.QueuesResult) -> wire.JobView | Parked:
     """The job once it has ended; a job whose run is over counts as cancelled."""
     job = _get(tx, request.job)
-    view = _view(job)
+    view = jobs.view(job)
     if job.state in ("succeeded", "failed"):
         return view
     run = runs.get(tx, job.run)
     if runs.refusal(run, tx.now_ms) is not None:
-        return _cancelled(job)
-    return Parked(lines=(), signals=(signal(job), runs.signal(job.run)), late=view)
+        return jobs.cancelled(job)
+    return Parked(lines=(), signals=(jobs.signal(job), runs.signal(job.run)), late=view)
 
 
 def admit(tx: Tx, request: wire.QueuesAdmit) -> wire.JobsGranted | Parked:
     """Up to the free places of each queue, oldest jobs first; waits while there are none."""
     grants: list[wire.JobGrant] = []
     lines: list[Topic] = []
+    blocked = needs.Blocked()
     size = 0
     for source, wanted in enumerate(request.queues):
         run = runs.active(tx, wanted.run)
         lines.append(line(wanted.queue, run.run))
         for _ in range(wanted.places):
-            job = _oldest_ready(tx, wanted.queue, run)
-            if job is None:
+            found = _next(tx, wanted.queue, run, blocked)
+            if found is None:
                 break
+            job, wants = found
             size += len(job.input.encode())
             if grants and (size > GRANTED_BYTES_MAX or len(grants) >= GRANTED_JOBS_MAX):
                 return wire.JobsGranted(jobs=tuple(grants))  # the worker comes back for more
-            grants.append(_start(tx, job, wanted.lease_ms, source))
+            grants.append(_start(tx, job, wants, wanted.lease_ms, source))
     if grants:
         return wire.JobsGranted(jobs=tuple(grants))
     signals = tuple(dict.fromkeys(runs.signal(wanted.run) for wanted in request.queues))
-    return Parked(lines=tuple(dict.fromkeys(lines)), signals=signals, late=wire.JobsGranted())
+    return Parked(
+        lines=tuple(dict.fromkeys((*lines, *blocked.ages))),
+        signals=signals,
+        late=wire.JobsGranted(),
+        aside=blocked.aside,
+        ages=blocked.ages,
+    )
 
 
 def complete(tx: Tx, request: wire.QueuesComplete) -> wire.JobView | Refusal:
     """Records the result; a repeat by the token that did so is answered alike."""
     payloads.check("result", request.result)
-    job = _get(tx, request.job)
+    job = jobs.row(tx, request.job, tx.caller.space)
+    if job is None:
+        return _tidied(tx, request.job, request.token)
     lease = leases.drop(tx, request.token)
     if lease is None and job.state == "succeeded" and job.token == request.token:
-        return _view(job)
+        return jobs.view(job)
     refused = _not_held(tx, job, lease)
     if refused is not None:
+        _void(tx, lease)
         return refused
+    if not request.keep_reserved:
+        _settle(tx, request)
     row = tx.one(
-        "UPDATE jobs SET state = 'succeeded', result = :result, ended_ms = :now"
-        f" WHERE job = :job AND token = :token AND state = 'running' RETURNING {COLUMNS}",
+        "UPDATE jobs SET state = 'succeeded', result = :result, ended_ms = :now, finish = :finish"
+        f" WHERE job = :job AND token = :token AND state = 'running' RETURNING {jobs.COLUMNS}",
         job=job.job,
         token=request.token,
         result=request.result,
         now=tx.now_ms,
+        finish=tx.next("finish"),
     )
     assert row is not None, "who holds the lease holds the job"
-    return _ended(tx, Job(*row), "task.succeeded")
+    return _ended(tx, jobs.Job(*row), "task.succeeded")
 
 
 def fail(tx: Tx, request: wire.QueuesFail) -> wire.JobView | Refusal:
     """Counts a failure: tried again after a pause, or failed for good."""
-    job = _get(tx, request.job)
-    refused = _not_held(tx, job, leases.drop(tx, request.token))
+    job = jobs.row(tx, request.job, tx.caller.space)
+    if job is None:
+        return _tidied(tx, request.job, request.token)
+    lease = leases.drop(tx, request.token)
+    refused = _not_held(tx, job, lease)
+    _void(tx, lease)
     if refused is not None:
         return refused
     reason = f"handler_error: {request.error}"
     if not request.retry or job.attempt >= _attempts(tx, job):
         return _failed(tx, job, reason)
     due = tx.now_ms + backoff_ms(job.job, job.attempt)
-    _move(tx, job, "delayed", due_ms=due, reason=reason)
+    jobs.move(tx, job, "delayed", due_ms=due, reason=reason)
     tx.due(due)
-    _emit(tx, "task.retried", job.run, job.job, job.key, job.queue, reason=reason, attempt=job.attempt)
+    jobs.emit(tx, "task.retried", job.run, job.job, job.key, job.queue, reason=reason, attempt=job.attempt)
     return wire.JobView(job=job.job, state="delayed", attempt=job.attempt, reason=reason)
 
 
@@ -219,7 +247,8 @@ def fail(tx: Tx, request: wire.QueuesFail) -> wire.JobView | Refusal:
 def gone(tx: Tx, lease: leases.Lease, how: str) -> None:
     """A delivery ended without an outcome (``how``: lapsed, died, released): the job is ready for the next worker at
     once, or has failed if that was its last attempt. A job that was given back has not used an attempt."""
-    job = _row(tx, lease.subject)
+    budgets.gone(tx, lease, how)
+    job = jobs.row(tx, lease.subject)
     if job is None or job.state != "running" or job.token != lease.token:
         return
     run = runs.get_any(tx, job.run)
@@ -228,20 +257,20 @@ def gone(tx: Tx, lease: leases.Lease, how: str) -> None:
     if how != "released" and job.attempt >= _attempts(tx, job):
         _failed(tx, job, "worker_died" if how == "died" else "lease_expired")
         return
-    _move(tx, job, "ready", attempt=job.attempt - (how == "released"))
+    jobs.move(tx, job, "ready", attempt=job.attempt - (how == "released"))
     _wake(tx, job.queue, run)
 
 
 def tick(tx: Tx) -> int | None:
     """Delayed jobs whose pause is over become ready; when to look again."""
     rows = tx.all(
-        f"SELECT {COLUMNS} FROM jobs WHERE state = 'delayed' AND due_ms <= :now ORDER BY due_ms LIMIT :many",
+        f"SELECT {jobs.COLUMNS} FROM jobs WHERE state = 'delayed' AND due_ms <= :now ORDER BY due_ms LIMIT :many",
         now=tx.now_ms,
         many=DUE_IN_ONE_STEP,
     )
     for row in rows:
-        job = Job(*row)
-        _move(tx, job, "ready", reason=job.reason)
+        job = jobs.Job(*row)
+        jobs.move(tx, job, "ready", reason=job.reason)
         run = runs.get_any(tx, job.run)
         if runs.refusal(run, tx.now_ms) is None:
             _wake(tx, job.queue, run)
@@ -261,8 +290,18 @@ def tidy(tx: Tx, run: str, many: int) -> int:
         many=many,
     )
     for space, queue, state in rows:
-        _count(tx, space, queue, state, None)
+        jobs.count(tx, space, queue, state, None)
     return len(rows)
+
+
+def ended_since(tx: Tx, run: str, after: int) -> list[tuple[int, wire.JobView]]:
+    """The jobs of a group that have ended since a cursor, in that order: (cursor, job)."""
+    rows = tx.all(
+        f"SELECT finish, {jobs.COLUMNS} FROM jobs WHERE run = :run AND finish > :after ORDER BY finish",
+        run=run,
+        after=after,
+    )
+    return [(row[0], jobs.view(jobs.Job(*row[1:]))) for row in rows]
 
 
 def backoff_ms(job: str, attempt: int) -> int:
@@ -292,6 +331,7 @@ def _declared(tx: Tx, queue: str, attempts: int | None) -> int:
             queue=queue,
             attempts=attempts,
         )
+        _note_needs(tx, queue, needs.OF_QUEUE)
         return attempts
     found: int = row[0]
     if attempts is not None and attempts != found:
@@ -299,7 +339,7 @@ def _declared(tx: Tx, queue: str, attempts: int | None) -> int:
     return found
 
 
-def _attempts(tx: Tx, job: Job) -> int:
+def _attempts(tx: Tx, job: jobs.Job) -> int:
     row = tx.one(
         "SELECT attempts FROM queues WHERE space = :space AND queue = :queue", space=job.space, queue=job.queue
     )
@@ -307,50 +347,92 @@ def _attempts(tx: Tx, job: Job) -> int:
     return int(row[0])
 
 
-def _get(tx: Tx, job: str) -> Job:
-    row = tx.one(f"SELECT {COLUMNS} FROM jobs WHERE job = :job AND space = :space", job=job, space=tx.caller.space)
-    if row is None:
+def _get(tx: Tx, job: str) -> jobs.Job:
+    found = jobs.row(tx, job, tx.caller.space)
+    if found is None:
         raise NotFound(f"job {job} not found")
-    return Job(*row)
+    return found
 
 
-def _row(tx: Tx, job: str) -> Job | None:
-    """The job, whatever its space: for what the daemon does on its own."""
-    row = tx.one(f"SELECT {COLUMNS} FROM jobs WHERE job = :job", job=job)
-    return Job(*row) if row else None
-
-
-def _oldest_ready(tx: Tx, queue: str, run: runs.Run) -> Job | None:
-    """The oldest ready job of the queue in the run or any active run under it: one look into the index for each."""
-    low, high = runs.below(run.path)
+def _tidied(tx: Tx, job: str, token: int) -> NotFound:
+    """The job went with its run. Who still worked on it lets go now of what was held for it."""
     row = tx.one(
-        "SELECT run, age FROM (SELECT runs.run AS run, (SELECT age FROM jobs WHERE jobs.queue = :queue"
+        "SELECT token FROM leases WHERE token = :token AND kind = :kind AND subject = :job",
+        token=token,
+        kind=KIND,
+        job=job,
+    )
+    if row is not None:
+        _void(tx, leases.drop(tx, token))
+    return NotFound(f"job {job} not found")
+
+
+def _note_needs(tx: Tx, queue: str, number: int) -> None:
+    """The queue has jobs with this set of needs: each set has an oldest job of its own."""
+    tx.run(
+        "INSERT INTO queue_needs (space, queue, needs) VALUES (:space, :queue, :needs) ON CONFLICT DO NOTHING",
+        space=tx.caller.space,
+        queue=queue,
+        needs=number,
+    )
+
+
+def _next(tx: Tx, queue: str, run: runs.Run, blocked: needs.Blocked) -> tuple[jobs.Job, needs.Wants] | None:
+    """The oldest ready job that has all it needs. Of each set of needs only the oldest job is looked at: what it lacks,
+    the younger ones lack too."""
+    sets = tx.all(
+        "SELECT queue_needs.needs, queues.needs FROM queue_needs JOIN queues ON queues.space = queue_needs.space"
+        " AND queues.queue = queue_needs.queue WHERE queue_needs.space = :space AND queue_needs.queue = :queue",
+        space=run.space,
+        queue=queue,
+    )
+    heads = []
+    for number, of_queue in sets:
+        head = _oldest_ready(tx, queue, run, number)
+        if head is not None:
+            heads.append((*head, number, of_queue if number == needs.OF_QUEUE else number))
+    for age, where, number, effective in sorted(heads):
+        wants = needs.get(tx, effective)
+        if wants and needs.lacking(tx, wants, age, blocked):
+            blocked.stand(runs.watch(where), age)
+            if number == needs.OF_QUEUE:
+                blocked.stand(needs_watch(run.space, queue), age)
+            continue
+        row = tx.one(
+            f"SELECT {jobs.COLUMNS} FROM jobs WHERE queue = :queue AND run = :run AND needs = :needs"
+            " AND state = 'ready' AND age = :age",
+            queue=queue,
+            run=where,
+            needs=number,
+            age=age,
+        )
+        assert row is not None, "it was found a statement ago"
+        return jobs.Job(*row), wants
+    return None
+
+
+def _oldest_ready(tx: Tx, queue: str, run: runs.Run, number: int) -> tuple[int, str] | None:
+    """Age and run of the oldest ready job with a set of needs, in the run or any active run under it: one look into the
+    index for each run."""
+    low, high = runs.below(run.path)
+    return tx.one(
+        "SELECT age, run FROM (SELECT runs.run AS run, (SELECT age FROM jobs WHERE jobs.queue = :queue"
         " AND jobs.run = runs.run AND jobs.needs = :needs AND jobs.state = 'ready' ORDER BY age LIMIT 1) AS age"
         " FROM runs WHERE runs.path >= :low AND runs.path < :high AND runs.state = 'active'"
         " AND (runs.deadline_ms IS NULL OR runs.deadline_ms > :now)) AS heads"
         " WHERE age IS NOT NULL ORDER BY age LIMIT 1",
         queue=queue,
-        needs=NO_NEEDS,
+        needs=number,
         low=low,
         high=high,
         now=tx.now_ms,
     )
-    if row is None:
-        return None
-    found = tx.one(
-        f"SELECT {COLUMNS} FROM jobs WHERE queue = :queue AND run = :run AND needs = :needs AND state = 'ready'"
-        " ORDER BY age LIMIT 1",
-        queue=queue,
-        run=row[0],
-        needs=NO_NEEDS,
-    )
-    return Job(*found) if found else None
 
 
-def _start(tx: Tx, job: Job, lease_ms: int, source: int) -> wire.JobGrant:
+def _start(tx: Tx, job: jobs.Job, wants: needs.Wants, lease_ms: int, source: int) -> wire.JobGrant:
     token = leases.grant(tx, KIND, job.job, job.run, lease_ms)
     tx.subscribe(runs.signal(job.run))  # the job may be of a child run, which the worker has not joined
-    _move(tx, job, "running", token=token, attempt=job.attempt + 1)
+    jobs.move(tx, job, "running", token=token, attempt=job.attempt + 1)
     name = tx.one("SELECT name FROM runs WHERE run = :run", run=job.run)
     return wire.JobGrant(
         token=token,
@@ -361,10 +443,27 @@ def _start(tx: Tx, job: Job, lease_ms: int, source: int) -> wire.JobGrant:
         input=job.input,
         attempt=job.attempt + 1,
         source=source,
+        reservations=needs.take(tx, wants, job.run, token),
     )
 
 
-def _not_held(tx: Tx, job: Job, lease: leases.Lease | None) -> Refusal | None:
+def _settle(tx: Tx, request: wire.QueuesComplete) -> None:
+    """Charges what the job cost, in the step of its result; a reservation without a cost is charged whole."""
+    for found in budgets.of_token(tx, request.token):
+        budgets.charge(tx, found, request.costs.get(found.reservation, found.left_minor), f"job:{request.token}")
+        rest = budgets.of_token(tx, request.token)
+        for left in rest:
+            if left.reservation == found.reservation:
+                budgets.release(tx, left)
+
+
+def _void(tx: Tx, lease: leases.Lease | None) -> None:
+    """A delivery that ends without a result costs nothing."""
+    if lease is not None:
+        budgets.gone(tx, lease, "released")
+
+
+def _not_held(tx: Tx, job: jobs.Job, lease: leases.Lease | None) -> Refusal | None:
     """Why the lease can end nothing: it is gone, or the job's run is over (never a run's refusal: a worker also
     serves child runs, and must not take the end of one for the end of its own)."""
     if lease is not None and (lease.kind, lease.subject) != (KIND, job.job):
@@ -376,77 +475,23 @@ def _not_held(tx: Tx, job: Job, lease: leases.Lease | None) -> Refusal | None:
     return None
 
 
-def _failed(tx: Tx, job: Job, reason: str) -> wire.JobView:
-    _move(tx, job, "failed", reason=reason, ended_ms=tx.now_ms, counted=False)
-    failed = _row(tx, job.job)
+def _failed(tx: Tx, job: jobs.Job, reason: str) -> wire.JobView:
+    jobs.move(tx, job, "failed", reason=reason, ended_ms=tx.now_ms, counted=False)
+    tx.run("UPDATE jobs SET finish = :finish WHERE job = :job", finish=tx.next("finish"), job=job.job)
+    failed = jobs.row(tx, job.job)
     assert failed is not None, "it was there a statement ago"
     return _ended(tx, failed, "task.failed", reason=reason, attempts=job.attempt)
 
 
-def _ended(tx: Tx, job: Job, event: str, **more: object) -> wire.JobView:
-    _count(tx, job.space, job.queue, "running", job.state)
-    view = _view(job)
-    tx.answer(signal(job), view)
-    _emit(tx, event, job.run, job.job, job.key, job.queue, **more)
+def _ended(tx: Tx, job: jobs.Job, event: str, **more: object) -> wire.JobView:
+    jobs.count(tx, job.space, job.queue, "running", job.state)
+    view = jobs.view(job)
+    tx.answer(jobs.signal(job), view)
+    tx.wake(group_line(job.run))
+    jobs.emit(tx, event, job.run, job.job, job.key, job.queue, **more)
     return view
-
-
-def _move(
-    tx: Tx,
-    job: Job,
-    state: str,
-    *,
-    attempt: int | None = None,
-    token: int | None = None,
-    due_ms: int | None = None,
-    reason: str | None = None,
-    ended_ms: int | None = None,
-    counted: bool = True,
-) -> None:
-    changed = tx.run(
-        "UPDATE jobs SET state = :state, attempt = :attempt, token = :token, due_ms = :due_ms, reason = :reason,"
-        " ended_ms = :ended_ms WHERE job = :job AND state = :before",
-        job=job.job,
-        before=job.state,
-        state=state,
-        attempt=job.attempt if attempt is None else attempt,
-        token=job.token if token is None else token,
-        due_ms=due_ms,
-        reason=reason,
-        ended_ms=ended_ms,
-    )
-    assert changed == 1, "a job is moved from the state it was read in"
-    if counted:
-        _count(tx, job.space, job.queue, job.state, state)
-
-
-def _count(tx: Tx, space: str, queue: str, before: str | None, after: str | None) -> None:
-    """Keeps the counts by state, which are for display only."""
-    for state, change in ((before, -1), (after, 1)):
-        if state is not None:
-            tx.run(
-                "INSERT INTO queue_counts (space, queue, state, jobs) VALUES (:space, :queue, :state, :change)"
-                " ON CONFLICT (space, queue, state) DO UPDATE SET jobs = queue_counts.jobs + :change",
-                space=space,
-                queue=queue,
-                state=state,
-                change=change,
-            )
 
 
 def _wake(tx: Tx, queue: str, run: runs.Run) -> None:
     for each in runs.above(run):
         tx.wake(line(queue, each))
-
-
-def _view(job: Job) -> wire.JobView:
-    return wire.JobView(job=job.job, state=job.state, attempt=job.attempt, result=job.result, reason=job.reason)
-
-
-def _cancelled(job: Job) -> wire.JobView:
-    return wire.JobView(job=job.job, state="cancelled", attempt=job.attempt, reason="scope_cancelled")
-
-
-def _emit(tx: Tx, event: str, run: str, job: str, key: str, queue: str, **more: object) -> None:
-    data = {"scopeId": run, "taskId": job, "taskKey": key, "queue": queue, **more}
-    tx.emit(event, run, data)

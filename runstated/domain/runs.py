@@ -13,7 +13,7 @@ and keys read through the run's state and are tidied away later.
 from dataclasses import dataclass
 
 from runstate import wire
-from runstated.lines import Topic
+from runstated.lines import WATCH, Topic
 from runstated.store.tx import NotFound, Refusal, Tx, ValidationFailed
 
 SCHEMA = """
@@ -37,6 +37,11 @@ CREATE INDEX runs_by_deadline ON runs (deadline_ms) WHERE state = 'active' AND d
 CREATE INDEX runs_by_owner ON runs (owner) WHERE state = 'active' AND owner IS NOT NULL;
 CREATE INDEX runs_untidied ON runs (ended_ms) WHERE state <> 'active' AND tidied = 0;
 CREATE INDEX runs_active ON runs (space, created_ms) WHERE state = 'active';
+"""
+
+# Version 2: the runs that `gather` makes for its jobs end with their caller, whatever is held in them.
+SCHEMA_2 = """
+ALTER TABLE runs ADD COLUMN is_group INTEGER NOT NULL DEFAULT 0;
 """
 
 COLUMNS = "run, space, name, parent, path, state, deadline_ms, owner, created_ms"
@@ -76,6 +81,11 @@ class Run:
 def signal(run: str) -> Topic:
     """Those who wait for anything in a run wait for its end, too."""
     return ("run", run)
+
+
+def watch(run: str) -> Topic:
+    """Where workers stand for a job of the run that cannot start yet: it holds up nobody once its run is over."""
+    return (WATCH, "run", run)
 
 
 def effective(run: Run, now_ms: int) -> str:
@@ -141,6 +151,14 @@ def look(tx: Tx, request: wire.RunsGet) -> wire.RunView:
 
 
 # ---------------------------------------------------------------------------------------------------- for other nouns
+
+
+def create_group(tx: Tx, parent: Run) -> Run:
+    """A run below ``parent`` for the jobs of one `gather`; it ends with the caller's session."""
+    run = _create(tx, None, parent, None, owner=tx.caller.session)
+    tx.run("UPDATE runs SET is_group = 1 WHERE run = :run", run=run.run)
+    tx.subscribe(signal(run.run))
+    return run
 
 
 def get(tx: Tx, run: str) -> Run:
@@ -216,9 +234,9 @@ def tell_ended(tx: Tx, signals: list[Topic]) -> None:
 
 
 def leave(tx: Tx, session: str) -> None:
-    """A session is gone: child runs that only it knew, and in which nothing is held, end."""
-    rows = tx.all(f"SELECT {COLUMNS} FROM runs WHERE state = 'active' AND owner = :session", session=session)
-    for row in rows:
+    """A session is gone: its groups end, and child runs that only it knew, and in which nothing is held."""
+    rows = tx.all(f"SELECT is_group, {COLUMNS} FROM runs WHERE state = 'active' AND owner = :session", session=session)
+    for is_group, *row in rows:
         run = Run(*row)
         low, high = below(run.path)
         held = tx.one(
@@ -227,7 +245,7 @@ def leave(tx: Tx, session: str) -> None:
             low=low,
             high=high,
         )
-        if held is None:
+        if is_group or held is None:
             _end_tree(tx, run, "stopped")
 
 
@@ -286,6 +304,7 @@ def _end_tree(tx: Tx, run: Run, state: str) -> None:
         over = refusal(ended, tx.now_ms)
         assert over is not None, "an ended run has a refusal"
         _tell(tx, ended, over)
+        tx.wake(watch(ended.run))
         kind = {"stopped": "cancelled", "finished": "completed"}.get(ended.state, "expired")
         tx.emit(f"scope.{kind}", ended.run, {"scopeId": ended.run, "name": ended.name})
     tx.due(tx.now_ms)  # what is left of them is tidied from now on

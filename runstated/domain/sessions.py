@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from runstate import wire
-from runstated.domain import leases, once, queues, runs
+from runstated.domain import budgets, leases, once, queues, runs, slots
 from runstated.store.tx import Tx
 
 SCHEMA = """
@@ -29,6 +29,8 @@ CREATE TABLE sessions (
 GONE: Mapping[str, Callable[[Tx, leases.Lease, str], None]] = {
     once.KIND: once.gone,
     queues.KIND: queues.gone,
+    slots.KIND: slots.gone,
+    budgets.KIND: budgets.gone,
 }
 
 
@@ -97,14 +99,14 @@ def lapse(tx: Tx, token: int) -> None:
         tx.push(lease.session, wire.LeaseLost(token=token, reason="the lease was not renewed in time"))
 
 
-def release(tx: Tx, request: wire.Release) -> wire.Ok:
+def release(tx: Tx, request: wire.Release) -> wire.Released:
     """Gives a hold back without an outcome; a token that is gone already is no error."""
     lease = leases.drop(tx, request.token)
     if lease is not None:
         if lease.session != tx.caller.session:
             raise leases.LeaseGone(f"the hold {request.token} belongs to another session")
         GONE[lease.kind](tx, lease, "released")
-    return wire.Ok()
+    return wire.Released(held=lease is not None)
 
 
 def give_back(tx: Tx, session: str, request: int) -> None:

@@ -4,7 +4,7 @@ A run's keys and jobs read through its state from the moment it ends; their rows
 row stays a while longer, so that late questions ("what became of my job?") get a true answer.
 """
 
-from runstated.domain import once, queues
+from runstated.domain import barriers, once, queues, timers
 from runstated.store.tx import Tx
 
 ROWS_IN_ONE_STEP = 500
@@ -29,7 +29,7 @@ def _ended_runs(tx: Tx) -> int | None:
     due: int = ended_ms + KEPT_MS
     if tx.now_ms < due:
         return due
-    gone = queues.tidy(tx, run, ROWS_IN_ONE_STEP) or once.tidy(tx, run, ROWS_IN_ONE_STEP)
+    gone = any(noun.tidy(tx, run, ROWS_IN_ONE_STEP) for noun in (queues, once, timers, barriers))
     if not gone:
         tx.run("UPDATE runs SET tidied = 1 WHERE run = :run", run=run)
         tx.run(

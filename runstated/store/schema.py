@@ -6,7 +6,7 @@ from version n to n + 1. A statement that has been released is never changed; a 
 
 import sqlite3
 
-from runstated.domain import leases, once, queues, runs, sessions
+from runstated.domain import barriers, budgets, leases, limits, needs, once, queues, runs, sessions, slots, timers
 
 APPLICATION_ID = 0x52554E53  # "RUNS", so that `file` and we can tell our database from another
 
@@ -34,6 +34,17 @@ CREATE TABLE replies (
 
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (SCHEMA, sessions.SCHEMA, leases.SCHEMA, runs.SCHEMA, once.SCHEMA, queues.SCHEMA),
+    (
+        leases.UNITS,
+        runs.SCHEMA_2,
+        queues.SCHEMA_2,
+        needs.SCHEMA,
+        limits.SCHEMA,
+        slots.SCHEMA,
+        budgets.SCHEMA,
+        timers.SCHEMA,
+        barriers.SCHEMA,
+    ),
 )
 VERSION = len(MIGRATIONS)
 
@@ -60,7 +71,9 @@ def statements() -> list[str]:
 # SQLite's own spelling of two things that the portable text says in general. Both save an index, and with it a page to
 # write in nearly every batch: a 64-bit integer key is the row's own place if it is spelt INTEGER, and a table of short
 # rows can be kept in its key's order.
-_SHORT_ROWS = ("CREATE TABLE counters", "CREATE TABLE replies", "CREATE TABLE queue_counts")
+_SHORT_ROWS = tuple(
+    f"CREATE TABLE {table}" for table in ("counters", "replies", "queue_counts", "queue_needs", "units", "arrivals")
+)
 
 
 def for_sqlite(statement: str) -> str:

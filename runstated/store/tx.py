@@ -6,13 +6,14 @@ be taken back with its savepoint.
 """
 
 import sqlite3
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from runstate import wire
-from runstated.lines import Memory, Settled, Topic
+from runstated.lines import EVENTS, Call, Memory, Opening, Settled, Topic
 
 Value = Any
 Row = tuple[Value, ...]
@@ -35,13 +36,15 @@ class Parked:
 
     ``lines``: served by age, one after the other, by running the verb again. ``signals``: answered all at once with
     the value that settled them. ``late``: the reply when the wait is over. ``aside``: it stands in some of its lines
-    only because it has there what it wants, so whoever comes to stand before it makes it look again.
+    only because it has there what it wants, so whoever comes to stand before it makes it look again. ``ages``: by whose
+    age it stands in a line, if not by its own: that of the job for which it stands there.
     """
 
     lines: tuple[Topic, ...]
     signals: tuple[Topic, ...]
     late: wire.Reply
     aside: bool = False
+    ages: Mapping[Topic, int] = field(default_factory=dict)
 
 
 class Refusal(Exception):
@@ -128,6 +131,10 @@ class Tx:
                 "data": msgspec.json.encode(data).decode(),
             },
         )
+        if self._memory.listeners:
+            row = self.one("SELECT path FROM runs WHERE run = :run", run=run)
+            if row is not None:
+                self.woken.append((EVENTS, row[0].strip("/").split("/")[0]))
 
     # -- those who wait
 
@@ -139,13 +146,33 @@ class Tx:
         """Everyone who waits for ``signal`` gets ``reply``; sessions that subscribed to it get ``push``."""
         self._memory.answer(signal, reply, push)
 
-    def ahead(self, line: Topic) -> bool:
-        """Whether somebody stands in the line before this caller."""
-        return self._memory.ahead(line, self.caller)
+    def ahead(self, line: Topic, age: int | None = None) -> bool:
+        """Whether somebody stands in the line before this caller (``age``: before a job for which it asks)."""
+        return self._memory.ahead(line, self.caller, age)
+
+    def is_awaited(self, line: Topic) -> bool:
+        """Whether anybody stands in the line."""
+        return self._memory.is_awaited(line)
 
     def due(self, at_ms: int) -> None:
         """At this wall time there is something for a noun's ``tick``."""
         self._memory.due(at_ms)
+
+    def due_steady(self, at_lease_ms: int) -> None:
+        """The same, on the lease clock."""
+        self._memory.due_steady(at_lease_ms)
+
+    def is_aside(self, line: Topic) -> bool:
+        """Whether anybody stands in the line who has there what it wants."""
+        return self._memory.is_aside(line)
+
+    def opened(self, window: str) -> Opening:
+        """When a limit's window opened; now, if that is not known (after a restart)."""
+        return self._memory.windows.setdefault(window, Opening(self.lease_ms, self.now_ms))
+
+    def open_window(self, window: str) -> None:
+        """A limit's window opens now. Not undone: an opening that did not take place only lengthens the present one."""
+        self._memory.windows[window] = Opening(self.lease_ms, self.now_ms)
 
     def subscribe(self, signal: Topic) -> None:
         """The caller's session wants the push that comes with ``signal``."""
@@ -155,11 +182,28 @@ class Tx:
         """Tells a session something after the commit; lost if it is away."""
         self._memory.pushes.append((session, push))
 
+    def waiting(self, line: Topic) -> int:
+        """How many stand in the line (for display)."""
+        return self._memory.length(line)
+
+    def calls(self) -> list[Call]:
+        """All that wait (for display)."""
+        return list(self._memory.calls.values())
+
     # -- live leases
+
+    def expires_ms(self, token: int) -> int | None:
+        """When a lease lapses unless it is renewed, as an estimate in wall time (for display)."""
+        hold = self._memory.holds.get(token)
+        return None if hold is None else self.now_ms + hold.expires - self.lease_ms
 
     def hold(self, token: int, session: str, length_ms: int, subject: Topic) -> None:
         """A lease begins: it lapses ``length_ms`` after now, on the lease clock, unless it is renewed."""
         self._memory.hold(token, session, length_ms, subject, self.lease_ms)
+
+    def hold_also(self, token: int, subject: Topic) -> None:
+        """Something more goes with a lease."""
+        self._memory.hold_also(token, subject)
 
     def let_go(self, token: int) -> None:
         """A lease has ended."""

@@ -101,7 +101,7 @@ def test_a_terminal_that_is_too_narrow_still_shows_everything() -> None:
 def test_json_has_every_field_also_those_at_their_defaults() -> None:
     view = wire.StatusView(workers=(wire.WorkerView(session="s", worker="w", pid=1, command="c", connected=False),))
     shown = json.loads(render.json(view))
-    assert list(shown) == ["daemon", "runs", "workers", "waits", "queues", "more"]
+    assert list(shown) == ["daemon", "runs", "workers", "waits", "queues", "more", "names"]
     assert shown["workers"][0] == {
         "session": "s",
         "worker": "w",

@@ -122,6 +122,18 @@ def test_an_idle_worker_waits_for_work() -> None:
     assert "work in double" in shown(msgspec.structs.replace(VIEW, waits=(idle,)))
 
 
+def test_a_worker_whose_jobs_lack_something_says_what() -> None:
+    stuck = msgspec.structs.replace(WAITER, kind="queue", name="q", behind=(), lacks=("slots browser", "budget usd"))
+    text = " ".join(shown(msgspec.structs.replace(VIEW, waits=(stuck,)), width=200).split())
+    assert "work in q, whose jobs lack slots browser, budget usd" in text
+
+
+def test_waits_are_called_as_the_verbs_are() -> None:
+    for kind, word in (("slots", "slots x"), ("limit", "limit x"), ("timer", "sleep x"), ("barrier", "together x")):
+        wait = msgspec.structs.replace(WAITER, kind=kind, name="x")
+        assert word in " ".join(shown(msgspec.structs.replace(VIEW, waits=(wait,)), width=200).split())
+
+
 def test_a_worker_that_lost_its_connection_is_away() -> None:
     view = msgspec.structs.replace(VIEW, workers=(msgspec.structs.replace(HOLDER, connected=False),))
     assert words(view, "box-4712")[2] == "away"

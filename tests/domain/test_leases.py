@@ -118,15 +118,15 @@ def test_a_token_is_never_given_twice_even_after_its_row_is_gone_and_the_daemon_
 
 def test_a_release_gives_back_without_an_outcome(h: Harness, a: Client, run: str) -> None:
     token = hold(a, run)
-    assert a.ask(wire.Release(token=token)) == wire.Ok()
+    assert a.ask(wire.Release(token=token)) == wire.Released(held=True)
     assert h.rows("SELECT state, failures, takeovers FROM once_keys") == [("open", 0, 0)]
 
 
 def test_a_release_of_a_token_that_is_gone_is_no_error(a: Client, run: str) -> None:
     token = hold(a, run)
     a.ask(wire.Release(token=token))
-    assert a.ask(wire.Release(token=token)) == wire.Ok()
-    assert a.ask(wire.Release(token=999)) == wire.Ok()
+    assert a.ask(wire.Release(token=token)) == wire.Released(held=False)
+    assert a.ask(wire.Release(token=999)) == wire.Released(held=False)
 
 
 def test_a_release_of_what_another_session_holds_is_refused_and_changes_nothing(
@@ -169,7 +169,15 @@ def test_what_ended_is_known_by_its_token_only_once(h: Harness, a: Client, run: 
 def test_the_answer_that_granted_a_lease_goes_with_it(h: Harness, a: Client, run: str) -> None:
     token = hold(a, run)
     assert h.value("SELECT count(*) FROM replies") == 1
-    a.ask(wire.Release(token=token))
+    released = a.submit(wire.Release(token=token))
+    assert h.rows("SELECT request FROM replies") == [(released.id,)]
+
+
+def test_a_repeat_of_release_is_answered_alike(h: Harness, a: Client, run: str) -> None:
+    """Or who sends it again after a lost connection would take the hold for lost while it was in use."""
+    released = a.submit(wire.Release(token=hold(a, run)))
+    assert released.repeat().reply == released.reply == wire.Released(held=True)
+    released.ack()
     assert h.value("SELECT count(*) FROM replies") == 0
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from runstate import wire
+from runstated.domain import tidy
 from tests.harness import Client, Harness
 
 
@@ -282,3 +283,68 @@ def test_a_root_run_outlives_all_its_sessions(h: Harness, a: Client) -> None:
     run = join(a).run
     a.bye()
     assert join(h.session("b")).run == run
+
+
+# ------------------------------------------------------------------ a large tree
+
+
+def test_a_tree_of_100_runs_with_10000_jobs_is_stopped_in_one_batch_and_tidied_in_small_steps(h: Harness) -> None:
+    a = h.session("a")
+    root = a.ask(wire.RunsJoin(name="root")).run
+    runs_ = [root]
+    while len(runs_) < 100:
+        runs_.append(a.ask(wire.RunsChild(parent=runs_[(len(runs_) - 1) // 3])).run)
+    a.ask(wire.QueuesDeclare(queue="q", attempts=3))
+    for number, run in enumerate(runs_):
+        h.connection.execute(
+            "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 100)"
+            " INSERT INTO jobs (job, space, queue, run, key, state, needs, age, input, created_ms)"
+            " SELECT 'x' || :n || '-' || i, 'default', 'q', :run, i, 'ready', 0, 0, '1', 0 FROM n",
+            {"n": number, "run": run},
+        )
+    h.connection.execute("INSERT INTO queue_counts VALUES ('default', 'q', 'ready', 10000)")
+    other = h.session("o").ask(wire.RunsJoin(name="other")).run
+    a.ask(wire.SlotsAcquire(run=other, pool="gpu", max=1))
+    waits = []
+    for number, run in enumerate(runs_):
+        w = h.session(f"w{number}")
+        waits.append(w.waits(wire.QueuesResult(job=f"x{number}-1")))
+        waits.append(w.waits(wire.SlotsAcquire(run=run, pool="gpu")))
+        waits.append(w.waits(wire.TimersSleep(run=run, name="t", after_ms=3_600_000)))
+        waits.append(w.waits(wire.BarriersArrive(run=run, name="b", count=2, worker="w")))
+        waits.append(w.waits(wire.GroupsEnded(run=run)))
+    commits = 0
+
+    def count(sql: str) -> None:
+        nonlocal commits
+        commits += sql == "COMMIT"
+
+    h.connection.before = count
+    changed = h.connection.total_changes
+    a.ask(wire.RunsEnd(run=root, state="stopped"))
+    assert commits == 1
+    assert {request.reply.code for request in waits} == {"SCOPE_CANCELLED"}
+    assert h.connection.total_changes - changed < 500, "the rows of the jobs are left for later"
+    h.clock.pass_ms(tidy.KEPT_MS)
+    steps, left = 0, 10_000
+    while left:
+        h.tick()
+        now = h.value("SELECT count(*) FROM jobs")
+        assert left - now <= tidy.ROWS_IN_ONE_STEP
+        assert h.clients["o"].ask(wire.RunsJoin(name="other")).run == other, "others get their turn in between"
+        steps, left = steps + 1, now
+    assert steps >= 100
+
+
+def test_a_group_ends_with_its_session_also_while_something_is_held_in_it(h: Harness) -> None:
+    a, b = h.session("a"), h.session("b")
+    root = b.ask(wire.RunsJoin(name="root")).run
+    child = a.ask(wire.RunsChild(parent=root)).run
+    group = a.ask(
+        wire.GroupsSubmit(run=root, queue="q", attempts=1, members=(wire.GroupMember(key="1", input="1"),))
+    ).run
+    assert h.rows("SELECT run, is_group FROM runs ORDER BY created_ms, run") == [(root, 0), (child, 0), (group, 1)]
+    for run in (child, group):
+        b.ask(wire.OnceAcquire(run=run, key="k"))
+    a.die()
+    assert h.rows("SELECT run FROM runs WHERE state = 'active' ORDER BY run") == [(root,), (child,)]

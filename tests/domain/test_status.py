@@ -58,3 +58,61 @@ def test_status_cuts_each_list_and_says_which(h: Harness) -> None:
     assert (len(seen.workers), len(seen.queues)) == (2, 2)
     assert seen.more == ("runs", "workers", "queues")
     assert a.ask(wire.StatusGet(limit=4)).more == ()
+
+
+# ------------------------------------------------------------------ one run
+
+
+def test_the_status_of_a_run_shows_who_holds_what_in_it_and_below(h: Harness) -> None:
+    a, b, c = h.session("a"), h.session("b"), h.session("c")
+    run = a.ask(wire.RunsJoin(name="job")).run
+    below = a.ask(wire.RunsChild(parent=run)).run
+    other = a.ask(wire.RunsJoin(name="other")).run
+    a.ask(wire.OnceAcquire(run=run, key="k", lease_ms=30_000))
+    h.pass_ms(1_000)
+    b.ask(wire.SlotsAcquire(run=below, pool="gpu", max=2, lease_ms=10_000))
+    b.ask(wire.SlotsAcquire(run=run, pool="gpu", lease_ms=60_000))
+    c.ask(wire.OnceAcquire(run=other, key="k"))
+    now = h.clock.wall_ms()
+    seen = a.ask(wire.RunsStatus(run=run))
+    assert (seen.run.run, seen.run.state) == (run, "active")
+    assert seen.workers == (
+        wire.HolderView(worker="worker-a", holding=1, lease_expires_ms=now + 29_000),
+        wire.HolderView(worker="worker-b", holding=2, lease_expires_ms=now + 10_000),
+    )
+    assert [view.worker for view in a.ask(wire.RunsStatus(run=below)).workers] == ["worker-b"]
+    assert seen.waiting == ()
+
+
+def test_a_reservation_is_no_hold_in_the_status_of_a_run(h: Harness) -> None:
+    a = h.session("a")
+    run = a.ask(wire.RunsJoin(name="job")).run
+    a.ask(wire.BudgetsReserve(run=run, budget="llm", amount_minor=1, limit_minor=10))
+    assert a.ask(wire.RunsStatus(run=run)).workers == ()
+
+
+def test_the_status_of_a_run_shows_what_waits_in_it_and_below(h: Harness) -> None:
+    a, b = h.session("a"), h.session("b")
+    run = a.ask(wire.RunsJoin(name="job")).run
+    below = a.ask(wire.RunsChild(parent=run)).run
+    other = a.ask(wire.RunsJoin(name="other")).run
+    a.ask(wire.OnceAcquire(run=run, key="k"))
+    a.ask(wire.SlotsAcquire(run=run, pool="gpu", max=2, units=2))
+    a.ask(wire.LimitsTake(run=run, limit="api", max=3, per_seconds=60, units=3))
+    b.waits(wire.SlotsAcquire(run=below, pool="gpu", units=2))
+    b.waits(wire.LimitsTake(run=run, limit="api", units=3))
+    b.waits(wire.OnceAcquire(run=run, key="k"))
+    b.waits(wire.SlotsAcquire(run=other, pool="gpu"))
+    assert a.ask(wire.RunsStatus(run=run)).waiting == (
+        wire.WaitingView(kind="slots", name="gpu", units=2),
+        wire.WaitingView(kind="limit", name="api", units=3),
+        wire.WaitingView(kind="once", name="k"),
+    )
+
+
+def test_the_status_of_an_ended_run_can_be_read_and_that_of_another_space_cannot(h: Harness) -> None:
+    a = h.session("a")
+    run = a.ask(wire.RunsJoin(name="job")).run
+    a.ask(wire.RunsEnd(run=run, state="finished"))
+    assert a.ask(wire.RunsStatus(run=run)).run.state == "finished"
+    h.session("o", space="other").refused("NOT_FOUND", wire.RunsStatus(run=run))

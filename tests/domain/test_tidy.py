@@ -49,7 +49,7 @@ def test_a_late_question_after_that_is_not_found(h: Harness, a: Client, run: str
     h.pass_ms(tidy.KEPT_MS)
     a.refused("NOT_FOUND", wire.QueuesResult(job=job))
     a.refused("NOT_FOUND", wire.QueuesComplete(job=job, token=token, result="1"))
-    assert a.ask(wire.Release(token=token)) == wire.Ok()
+    assert a.ask(wire.Release(token=token)) == wire.Released(held=False)
 
 
 def test_the_run_itself_is_kept_for_days_and_goes_with_the_next_that_is_tidied(h: Harness, a: Client, run: str) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import runstate
 from tests.e2e.support import Daemon
 
 _spaces = itertools.count(1)
@@ -50,3 +53,27 @@ def shared(module_daemon: Daemon) -> Iterator[Daemon]:
     module_daemon.fresh(f"space-{next(_spaces)}")
     yield module_daemon
     module_daemon.end_programs()
+
+
+@pytest.fixture
+def make(shared: Daemon, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., runstate.Runstate]]:
+    """Makes clients of this process, each with a session of its own, all in one space that is new."""
+    for name in [name for name in os.environ if name.startswith("RUNSTATE_")]:
+        monkeypatch.delenv(name)
+    made: list[runstate.Runstate] = []
+    space = f"space-{next(_spaces)}"
+
+    def client(**options: Any) -> runstate.Runstate:
+        given = {"base_url": f"unix://{shared.socket}", "space_id": space, **options}
+        made.append(runstate.Runstate(**given))
+        return made[-1]
+
+    yield client
+    for each in made:
+        each._core.configure({})  # ends its session
+
+
+@pytest.fixture
+def rs(make: Callable[..., runstate.Runstate]) -> runstate.Runstate:
+    """A client of this process."""
+    return make()

@@ -92,7 +92,7 @@ def test_a_client_goes_on_when_the_daemon_is_started_again_within_its_timeout(da
         ({}, "runstate.run('x', deadline='1h30m').run_id()", "ConfigError"),
         ({}, "runstate.once(lambda: 1)", "ConfigError"),
         ({}, "runstate.once(lease='-1s')(print)", "ConfigError"),
-        ({}, "runstate.queue('q', slots='browser')", "ConfigError"),
+        ({}, "runstate.queue('q', slots=7)", "ConfigError"),
         ({}, "runstate.serve()", "ConfigError there is no queue"),
         ({"RUNSTATE_AUTOSTART": "0"}, "runstate.run_id()", "UnavailableError runstated is not running"),
     ],

@@ -425,6 +425,7 @@ def new_call(rng: random.Random, session: str, request_id: int, within: tuple[in
         until=rng.choice([None, rng.randint(1, 100)]),
         late=wire.OnceHeld(),
         lines=tuple(rng.sample(TOPICS, rng.randint(0, 2))),
+        ages={topic: rng.randint(1, 20) for topic in TOPICS if rng.random() < 0.3},
         aside=rng.random() < 0.3,
         signals=tuple(rng.sample(TOPICS, rng.randint(0, 2))),
     )
@@ -456,7 +457,7 @@ def change(rng: random.Random, memory: Memory) -> None:
             memory.hold(token, session, 50, rng.choice(TOPICS), rng.randint(0, 100))
     else:
         memory.due(rng.randint(1, 100))
-        memory.take_due(rng.randint(1, 100))
+        memory.take_due(rng.randint(1, 100), rng.randint(1, 100))
 
 
 def test_a_number_is_not_given_again_after_a_rollback() -> None:

@@ -1,0 +1,158 @@
+"""``budget``: money held before a call, charged by what it cost, the rest given back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from . import errors, units
+from .context import current
+from .steps import Run, Steps
+from .wrapping import wrap
+
+if TYPE_CHECKING:
+    from .client import Runstate
+    from .holds import Hold
+
+CURRENCY = "USD"
+SCALE = 2
+
+
+class Budget(NamedTuple):
+    """A budget as a process names it. ``limit``, ``currency`` and ``scale`` are given when it declares it."""
+
+    client: Runstate
+    name: str
+    reserve: units.Amount
+    cost: Callable[[Any], units.Amount] | None
+    limit_minor: int | None
+    currency: str | None
+    scale: int | None
+
+
+def budget(
+    client: Runstate,
+    name: str,
+    *,
+    reserve: units.Amount | None,
+    cost: Callable[[Any], units.Amount] | None = None,
+    limit: units.Amount | None = None,
+    currency: str | None = None,
+    scale: int | None = None,
+) -> Budget:
+    """Checks the options. Raises ConfigError."""
+    units.name(name, "the name of a budget")
+    if reserve is None:
+        raise errors.ConfigError(f"budget {name}: reserve is needed, the amount to hold before the call")
+    if cost is not None and not callable(cost):
+        raise errors.ConfigError(f"budget {name}: cost is {units.shown(cost)}: give a function of the result")
+    units.minor(reserve, units.SCALE_MAX, "reserve")
+    sizes = sizes_of(name, limit, currency, scale)
+    return Budget(client, name, reserve, cost, *sizes)
+
+
+def sizes_of(
+    name: str, limit: units.Amount | None, currency: str | None, scale: int | None
+) -> tuple[int | None, str | None, int | None]:
+    """(limit in minor units, currency, scale), checked; all None when there is no limit."""
+    if limit is None:
+        if currency is not None or scale is not None:
+            raise errors.ConfigError(f"budget {name}: currency and scale go with limit")
+        return None, None, None
+    places = units.whole(SCALE if scale is None else scale, "scale", 0, units.SCALE_MAX)
+    minor = units.minor(limit, places, "limit")
+    if minor <= 0 or minor > units.WHOLE_MAX:
+        raise errors.ConfigError(f"budget {name}: limit is {units.shown(limit)}: give an amount above 0")
+    return minor, units.currency(CURRENCY if currency is None else currency), places
+
+
+def decorate(spec: Budget, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, called while the amount is held."""
+    return wrap(spec.client, function, "budget", lambda args, kwargs: _call(spec, function, args, kwargs))
+
+
+def reserve_minor(name: str, reserve: units.Amount, scale: int) -> int:
+    """What is to be held, in minor units. Raises ConfigError, also for nothing."""
+    minor = units.minor(reserve, scale, "reserve")
+    if not 0 < minor <= units.WHOLE_MAX:
+        raise errors.ConfigError(f"budget {name}: reserve is {units.shown(reserve)}: give an amount above 0")
+    return minor
+
+
+def cost_minor(name: str, cost: Callable[[Any], units.Amount], result: Any, scale: int) -> int:
+    """What a call cost, in minor units. Raises ConfigError naming ``cost`` when that cannot be said."""
+    try:
+        return units.minor(cost(result), scale, "cost")
+    except Exception as error:
+        raise errors.ConfigError(
+            f"budget {name}: cost failed with {type(error).__name__}: {error}; the reserve was charged"
+        ) from error
+
+
+def _call(spec: Budget, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Steps[Any]:
+    from . import wire
+
+    binding = spec.client._binding()
+    info = yield from binding.join()
+    scale = spec.scale
+    if scale is None:
+        answer = yield wire.BudgetsDeclare(budget=spec.name)
+        scale = answer.reply.scale
+    reserve = reserve_minor(spec.name, spec.reserve, scale)
+    request = wire.BudgetsReserve(
+        run=info.id,
+        budget=spec.name,
+        amount_minor=reserve,
+        limit_minor=spec.limit_minor,
+        currency=spec.currency,
+        scale=spec.scale,
+    )
+    try:
+        answer = yield request
+    except errors.StoppedError as error:
+        raise binding.noted(error)  # noqa: B904
+    reservation, hold = answer.reply.reservation, answer.holds[answer.reply.token]
+    del answer
+    frame = current()
+    around = frame.context if frame is not None else binding.context()
+    try:
+        result = yield Run(function, args, kwargs, around)
+    except Exception:
+        yield from _void(hold, reservation)  # nothing was spent: all of it goes back
+        raise
+    except BaseException:
+        hold.release()
+        raise
+    broken: errors.ConfigError | None = None
+    cost = reserve
+    if spec.cost is not None:
+        try:
+            cost = cost_minor(spec.name, spec.cost, result, scale)
+        except errors.ConfigError as error:
+            broken = error
+    try:
+        yield wire.BudgetsSettle(reservation=reservation, cost_minor=cost, work_key="settle")
+    except errors.RunstateError:
+        hold.release()  # the result counts, whatever becomes of the accounting
+    except BaseException:
+        hold.release()
+        raise
+    else:
+        hold.settle()
+    if broken is not None:
+        raise broken
+    return result
+
+
+def _void(hold: Hold, reservation: str) -> Steps[None]:
+    """Gives all of a reservation back; it is free when this returns."""
+    from . import wire
+
+    try:
+        yield wire.BudgetsRelease(reservation=reservation)
+    except BaseException as error:
+        hold.release()
+        if not isinstance(error, errors.RunstateError):
+            raise
+    else:
+        hold.settle()

@@ -1,0 +1,96 @@
+"""Jobs: their rows, the counts of them by state, and what is told of them. The rules are in queues.py."""
+
+from dataclasses import dataclass
+
+from runstate import wire
+from runstated.domain import leases
+from runstated.lines import Topic
+from runstated.store.tx import Tx
+
+KIND = "job"
+
+COLUMNS = "job, space, queue, run, key, state, attempt, input, result, reason, token"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A row, as far as the rules need it."""
+
+    job: str
+    space: str
+    queue: str
+    run: str
+    key: str
+    state: str
+    attempt: int
+    input: str
+    result: str | None
+    reason: str | None
+    token: int | None
+
+
+def signal(job: Job) -> Topic:
+    return leases.topic(KIND, job.job, job.run)
+
+
+def row(tx: Tx, job: str, space: str | None = None) -> Job | None:
+    """The job; whatever its space, for what the daemon does on its own."""
+    row = tx.one(f"SELECT {COLUMNS} FROM jobs WHERE job = :job", job=job)
+    found = Job(*row) if row else None
+    return found if found and space in (None, found.space) else None
+
+
+def move(
+    tx: Tx,
+    job: Job,
+    state: str,
+    *,
+    attempt: int | None = None,
+    token: int | None = None,
+    due_ms: int | None = None,
+    reason: str | None = None,
+    ended_ms: int | None = None,
+    counted: bool = True,
+) -> None:
+    changed = tx.run(
+        "UPDATE jobs SET state = :state, attempt = :attempt, token = :token, due_ms = :due_ms, reason = :reason,"
+        " ended_ms = :ended_ms WHERE job = :job AND state = :before",
+        job=job.job,
+        before=job.state,
+        state=state,
+        attempt=job.attempt if attempt is None else attempt,
+        token=job.token if token is None else token,
+        due_ms=due_ms,
+        reason=reason,
+        ended_ms=ended_ms,
+    )
+    assert changed == 1, "a job is moved from the state it was read in"
+    if counted:
+        count(tx, job.space, job.queue, job.state, state)
+
+
+def count(tx: Tx, space: str, queue: str, before: str | None, after: str | None) -> None:
+    """Keeps the counts by state, which are for display only."""
+    for state, change in ((before, -1), (after, 1)):
+        if state is not None:
+            tx.run(
+                "INSERT INTO queue_counts (space, queue, state, jobs) VALUES (:space, :queue, :state, :change)"
+                " ON CONFLICT (space, queue, state) DO UPDATE SET jobs = queue_counts.jobs + :change",
+                space=space,
+                queue=queue,
+                state=state,
+                change=change,
+            )
+
+
+def view(job: Job) -> wire.JobView:
+    return wire.JobView(job=job.job, state=job.state, attempt=job.attempt, result=job.result, reason=job.reason)
+
+
+def cancelled(job: Job) -> wire.JobView:
+    return wire.JobView(job=job.job, state="cancelled", attempt=job.attempt, reason="scope_cancelled")
+
+
+def emit(tx: Tx, event: str, run: str, job: str, key: str, queue: str, **more: object) -> None:
+    data = {"scopeId": run, "taskId": job, "taskKey": key, "queue": queue, **more}
+    tx.emit(event, run, data)

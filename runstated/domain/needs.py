@@ -1,0 +1,146 @@
+"""Needs: what a job must have before it starts. All of it is taken in one step, or nothing.
+
+    budget lacking ----> it stands in that budget's line and holds up nobody
+    limit lacking -----> it stands in that limit's line and holds up that limit only
+    only slots lacking -> it stands in the lines of its limits and of those slots, so its units are set aside
+
+Wants are looked at in that order. A set of needs is stored once, under a small number; number 0 in a job's row stands
+for "what its queue's workers have declared last", which is looked up when the job is to start.
+"""
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import msgspec
+
+from runstate import wire
+from runstated.domain import budgets, leases, limits, slots
+from runstated.lines import Topic
+from runstated.store.tx import Tx, ValidationFailed
+
+SCHEMA = """
+CREATE TABLE needs (
+    needs BIGINT NOT NULL PRIMARY KEY,
+    wants TEXT NOT NULL
+);
+CREATE UNIQUE INDEX needs_by_wants ON needs (wants);
+"""
+
+OF_QUEUE = 0  # in a job's row: what its queue says
+
+
+class Wants(msgspec.Struct, frozen=True):
+    """A set of needs, by ids: (id, units) or (id, minor units)."""
+
+    slots: tuple[tuple[str, int], ...] = ()
+    limits: tuple[tuple[str, int], ...] = ()
+    budgets: tuple[tuple[str, int], ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.slots or self.limits or self.budgets)
+
+
+NOTHING = Wants()
+
+
+@dataclass(slots=True)
+class Blocked:
+    """Why jobs cannot start: the lines in which they stand, each by the age of its oldest job."""
+
+    ages: dict[Topic, int] = field(default_factory=dict)
+    aside: bool = False
+
+    def stand(self, line: Topic, age: int) -> None:
+        self.ages[line] = min(age, self.ages.get(line, age))
+
+    def before(self, line: Topic, age: int) -> bool:
+        """Whether an older job of the same worker stands there."""
+        return self.ages.get(line, age) < age
+
+
+def number(tx: Tx, needs: wire.Needs) -> int:
+    """The number of a set of needs. Raises NotFound for a name that does not exist, ValidationFailed for more units
+    than there are and for a name that occurs twice."""
+    for named in (needs.slots, needs.limits, needs.budgets):
+        names = [need.name for need in named]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValidationFailed(f"{name} is needed twice: say it once, with all its units")
+    wants = Wants(
+        slots=tuple(_slots(tx, need) for need in needs.slots),
+        limits=tuple(_limit(tx, need) for need in needs.limits),
+        budgets=tuple((budgets.find(tx, need.name).id, need.reserve_minor) for need in needs.budgets),
+    )
+    text = msgspec.json.encode(wants).decode()
+    row = tx.one("SELECT needs FROM needs WHERE wants = :wants", wants=text)
+    if row is not None:
+        return int(row[0])
+    new = tx.next("needs")
+    tx.run("INSERT INTO needs (needs, wants) VALUES (:needs, :wants)", needs=new, wants=text)
+    return new
+
+
+def get(tx: Tx, needs: int) -> Wants:
+    """The set with that number; 0: nothing."""
+    if needs == OF_QUEUE:
+        return NOTHING
+    row = tx.one("SELECT wants FROM needs WHERE needs = :needs", needs=needs)
+    assert row is not None, "a set of needs is never removed"
+    return _parse(row[0])
+
+
+def lacking(tx: Tx, wants: Wants, age: int, blocked: Blocked) -> bool:
+    """Whether a job of that age lacks something; then ``blocked`` says where it stands."""
+    short = [budgets.line(budget) for budget, amount in wants.budgets if budgets.by_id(tx, budget).available < amount]
+    if not short:
+        short = _short_of_units(tx, wants, age, blocked)
+        if short:  # it holds up others only while it has the money: it looks again when some of that is gone
+            short += [budgets.watch(budget) for budget, _ in wants.budgets]
+    for line in short:
+        blocked.stand(line, age)
+    return bool(short)
+
+
+def _short_of_units(tx: Tx, wants: Wants, age: int, blocked: Blocked) -> list[Topic]:
+    """The lines in which a job that has its money stands; none if it has all."""
+    short = []
+    for limit, units in wants.limits:
+        line = limits.line(limit)
+        if not limits.has_room(tx, limits.by_id(tx, limit), units, age) or blocked.before(line, age):
+            short.append(line)
+    if short:
+        return short
+    for pool, units in wants.slots:
+        line = slots.line(pool)
+        if not slots.has_room(tx, slots.by_id(tx, pool), units, age) or blocked.before(line, age):
+            short.append(line)
+    if short and wants.limits:
+        blocked.aside = True
+        short += [limits.line(limit) for limit, _ in wants.limits]
+    return short
+
+
+def take(tx: Tx, wants: Wants, run: str, token: int) -> tuple[str, ...]:
+    """Takes all of it under a job's token, after ``lacking`` said that it is there; the reservations' ids."""
+    for limit, units in wants.limits:
+        limits.spend(tx, limit, units)
+    for pool, units in wants.slots:
+        leases.hold_units(tx, token, pool, units)
+    return tuple(budgets.hold(tx, budgets.by_id(tx, budget), run, token, amount) for budget, amount in wants.budgets)
+
+
+def _slots(tx: Tx, need: wire.UnitsNeeded) -> tuple[str, int]:
+    pool = slots.find(tx, need.name)
+    slots.check_units(pool, need.units)
+    return pool.id, need.units
+
+
+def _limit(tx: Tx, need: wire.UnitsNeeded) -> tuple[str, int]:
+    limit = limits.find(tx, need.name)
+    limits.check_units(limit, need.units)
+    return limit.id, need.units
+
+
+@lru_cache(maxsize=256)
+def _parse(text: str) -> Wants:
+    return msgspec.json.decode(text, type=Wants)
