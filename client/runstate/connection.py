@@ -314,7 +314,8 @@ class Connection:
     def _wake_reader(self) -> bool:
         """Gives the turn to the reader thread (with the lock held). False where no thread can be started."""
         self._turn = THREAD
-        if self._reader is None:
+        gate = self._reader  # `close` of another thread takes it away without the lock
+        if gate is None:
             self._reader = gate = Gate()
             thread = threading.Thread(target=self._live, args=(gate,), name="runstate-reader", daemon=True)
             try:
@@ -326,7 +327,7 @@ class Connection:
                 self._turn = self._reader = None
                 gate.open()  # it may run already: it will see that it is not wanted
                 raise
-        self._reader.open()
+        gate.open()
         return True
 
     def _live(self, gate: Gate) -> None:

@@ -30,10 +30,11 @@ def test_results_that_cannot_be_recorded_count_as_failures(daemon: Daemon) -> No
 def wrong(what):
     return {"set": {1}, "nan": float("nan"), "half": chr(0xD800), "large": "x" * 65_535, "fits": "x" * 65_534}[what]
 for what in ("set", "nan", "half", "large"):
+    first = name(wrong, what)
     try:
         wrong(what)
     except runstate.OnceFailedError as error:
-        say(error.attempts, type(error.__cause__).__name__, "JSON" in str(error) or "65536 bytes" in str(error))
+        say(error.attempts, first, "JSON" in str(error) or "65536 bytes" in str(error))
 say(name(wrong, "set"), len(wrong("fits")))
 
 @runstate.once(attempts=2)
@@ -44,10 +45,10 @@ say(name(twice, "set"), name(twice, "set"), name(twice, "large"), name(twice, "l
     ).ends_well()
     failed = "OnceFailedError ONCE_FAILED"
     assert said == [
-        *["1 ConfigError True"] * 3,
-        "1 ResultTooLargeError True",
+        *["1 ConfigError CONFIG_ERROR True"] * 3,
+        "1 ResultTooLargeError RESULT_TOO_LARGE True",
         f"{failed} 65534",
-        f"ConfigError CONFIG_ERROR {failed} ResultTooLargeError RESULT_TOO_LARGE {failed}",
+        " ".join([*["ConfigError CONFIG_ERROR"] * 2, *["ResultTooLargeError RESULT_TOO_LARGE"] * 2]),
     ]
 
 

@@ -48,7 +48,7 @@ c = runstate.queue("c", attempts=2, lease="5s", concurrency=3, key=str)(later)
 say(repr(a), a.__name__, a.__doc__, a.__wrapped__ is plain, b.servable, repr(c), c.servable)
 say(asyncio.iscoroutine(coroutine := c(1))); coroutine.close()
 for wrong in (dict(attempts=0), dict(attempts=101), dict(attempts=True), dict(concurrency=0), dict(concurrency=1.0),
-              dict(lease="soon"), dict(key=7), dict(slots="x"), dict(limit="x"), dict(budget={})):
+              dict(lease="soon"), dict(key=7), dict(slots=7), dict(limit={"units": 1}), dict(budget={})):
     say(name(lambda: runstate.queue("q", **wrong)))
 say(name(lambda: runstate.queue("")), name(lambda: runstate.queue("x" * 257)), name(lambda: runstate.queue(7)))
 """
