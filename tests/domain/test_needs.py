@@ -189,6 +189,24 @@ def test_what_lacks_budget_holds_up_nobody(a: Client, w: Client, d: Client, run:
     assert keys(waits) == []
 
 
+@pytest.mark.parametrize("how", ["release", "settle", "die", "settle-by"])
+def test_what_lacked_budget_starts_as_soon_as_it_is_there(
+    h: Harness, a: Client, w: Client, d: Client, run: str, how: str
+) -> None:
+    held = d.ask(reserve(run, 80))
+    send(a, run, "1", of(gpu=2, llm=40))
+    waits = w.waits(admit(run))
+    if how == "release":
+        d.ask(wire.BudgetsRelease(reservation=held.reservation))
+    elif how == "settle":
+        d.ask(wire.BudgetsSettle(reservation=held.reservation, cost_minor=60, work_key="w"))
+    elif how == "die":
+        d.die()
+    else:
+        h.suspend(wire.SETTLE_BY_MS)
+    assert keys(waits) == ["1"]
+
+
 def test_what_lacks_a_limit_holds_up_that_limit_only(h: Harness, a: Client, w: Client, d: Client, run: str) -> None:
     d.ask(units(run, 1))
     send(a, run, "1", of(gpu=2, api=2, llm=50))

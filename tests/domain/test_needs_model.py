@@ -39,7 +39,7 @@ class Held:
 @dataclass
 class Window:
     began_ms: int = 0
-    opened: int = 0  # steady time
+    opened: int = 0  # on the lease clock
     used: int = 0
 
 
@@ -107,12 +107,16 @@ class NeedsMachine(RuleBasedStateMachine):
         self.model.holds[token] = Held(request.client.name, request.id, units, until, length, job)
 
     def spend(self, limit: str, units: int) -> None:
-        window, (most, per_seconds) = self.model.windows[limit], LIMITS[limit]
-        per_ms, now, steady = per_seconds * 1_000, self.h.clock.wall_ms(), self.h.clock.steady_ms()
-        if now >= window.began_ms + per_ms or steady >= window.opened + per_ms:
-            window.began_ms, window.opened, window.used = max(window.began_ms, now - now % per_ms), steady, 0
-        window.used += units
-        assert window.used <= most
+        """A window begins later than the one before or, if the wall clock went back, a window of steady time after."""
+        name, window = self.h.rows("SELECT id, window_ms FROM limits WHERE name = :n", n=limit)[0]
+        opened = self.h.memory.windows[name].lease_ms
+        last, (most, per_seconds) = self.model.windows[limit], LIMITS[limit]
+        if (window, opened) != (last.began_ms, last.opened):
+            assert window > last.began_ms or opened >= last.opened + per_seconds * 1_000
+            assert window >= last.began_ms and window % (per_seconds * 1_000) == 0
+            self.model.windows[limit] = last = Window(window, opened)
+        last.used += units
+        assert last.used <= most
 
     def lost(self, token: int) -> None:
         held = self.model.holds.pop(token)
