@@ -316,7 +316,7 @@ def test_ctrl_c_in_the_first_call_with_all_that_it_imports(shared: Daemon) -> No
 
 EVERY_LINE = """
 import faulthandler, linecache
-# An interrupt before the first line of ours that a call executes, before the second, the third, ... until it gets through.
+# An interrupt before the first line of ours that a call executes, before the second, ... until it gets through.
 PACKAGE = os.path.dirname(runstate.__file__)
 first, step = int(sys.argv[1]), int(sys.argv[2])
 @runstate.once(lease="30s")
