@@ -11,7 +11,7 @@ from pathlib import Path
 
 from runstate import paths, presence
 
-PATIENCE_S = 20  # a limit for hanging, never a measure of speed
+PATIENCE_S = 60  # a limit for hanging, never a measure of speed
 
 
 class Home:

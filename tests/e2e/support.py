@@ -199,7 +199,15 @@ class Daemon(Home):
                 stdout=log,
                 stderr=log,
             )
-        self.wait_until_listening()
+        eventually(self.answers, "the daemon answers")
+
+    def answers(self) -> bool:
+        """Whether it takes a connection: for a moment the lock of a new daemon still has the text of the one before."""
+        try:
+            self.knock().socket.close()
+        except OSError:
+            return False
+        return self.wait_until_listening().socket != ""
 
     def kill(self) -> None:
         """SIGKILL: nothing is drained, nothing is said."""
