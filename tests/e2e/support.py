@@ -189,7 +189,8 @@ class Daemon(Home):
 
     def start(self) -> None:
         """Starts it in the foreground, as a child of the test, unless a client has been quicker."""
-        self._reap()
+        if self.process is not None:
+            self.process.wait(PATIENCE_S)  # it has ended, by a command or by our own hand
         self.stopped.unlink(missing_ok=True)
         with open(self.directory / "daemon.log", "ab") as log:
             self.process = subprocess.Popen(
@@ -199,7 +200,13 @@ class Daemon(Home):
                 stdout=log,
                 stderr=log,
             )
+        eventually(self._is_decided, "our daemon has the lock, or has found that a client's has it")
         eventually(self.answers, "the daemon answers")
+
+    def _is_decided(self) -> bool:
+        # Undecided, it could still become the daemon after the next kill, when nobody expects it.
+        assert self.process is not None
+        return self.process.poll() is not None or getattr(self.holder(), "pid", 0) == self.process.pid
 
     def answers(self) -> bool:
         """Whether it takes a connection: for a moment the lock of a new daemon still has the text of the one before."""
@@ -230,12 +237,6 @@ class Daemon(Home):
             return self.process.wait(PATIENCE_S)
         eventually(lambda: (holder := self.holder()) is None or holder.birth != before.birth, "it ends")
         return None
-
-    def _reap(self) -> None:
-        if self.process is not None:
-            if self.process.pid == getattr(self.holder(), "pid", 0):
-                self.process.kill()
-            self.process.wait(PATIENCE_S)
 
     def pause(self) -> None:
         os.kill(self.pid, signal.SIGSTOP)
