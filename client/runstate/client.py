@@ -20,7 +20,8 @@ from .steps import adrive, drive
 if TYPE_CHECKING:
     import datetime
 
-    from .connection import Address, Connection
+    from .connection import Connection
+    from .greeting import Address
     from .inbox import RunWatch
     from .results import RunContext, RunEvent, RunStatus
     from .units import Amount, Duration, Per
@@ -70,7 +71,7 @@ class Core:
         return value
 
     def _address(self) -> Address:
-        from .connection import Address
+        from .greeting import Address
 
         url = self.setting("base_url", "RUNSTATE_BASE_URL")
         key = self.setting("api_key", "RUNSTATE_API_KEY")
@@ -97,7 +98,7 @@ class Core:
         )
 
     def __del__(self) -> None:
-        for connection in self._made.values():
+        for connection in getattr(self, "_made", {}).values():  # it may be half made, by an interrupt
             connection.retire()
 
 

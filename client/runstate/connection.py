@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from . import errors, framing, greeting, wire
 from .calls import Answer, Call, Gate, copied, future_waker, unavailable
 from .greeting import Address
-from .holds import Heart, Hold, Holds
+from .holds import Heart, Holds
 from .inbox import Inbox, Runs
 from .signals import running_loop
 from .stream import Stream
@@ -313,26 +313,26 @@ class Connection:
 
     def _wake_reader(self) -> bool:
         """Gives the turn to the reader thread (with the lock held). False where no thread can be started."""
-        self._turn = THREAD
         gate = self._reader  # `close` of another thread takes it away without the lock
-        if gate is None:
-            self._reader = gate = Gate()
-            thread = threading.Thread(target=self._live, args=(gate,), name="runstate-reader", daemon=True)
-            try:
-                thread.start()
-            except RuntimeError:  # the interpreter is shutting down
-                self._turn = self._reader = None
-                return False
-            except BaseException:
-                self._turn = self._reader = None
+        try:
+            self._turn = THREAD
+            if gate is None:
+                self._reader = gate = Gate()
+                threading.Thread(target=self._live, args=(gate,), name="runstate-reader", daemon=True).start()
+            gate.open()
+        except RuntimeError:  # the interpreter is shutting down
+            self._turn = self._reader = None
+            return False
+        except BaseException:
+            self._turn = self._reader = None
+            if gate is not None:
                 gate.open()  # it may run already: it will see that it is not wanted
-                raise
-        gate.open()
+            raise
         return True
 
     def _live(self, gate: Gate) -> None:
         """The reader thread."""
-        while gate.wait(None) and self._reader is gate:
+        while gate.wait(None) and self._is_reader(gate):
             try:
                 while self._is_needed():
                     self._read_on(self._stream or self._connect())
@@ -340,6 +340,10 @@ class Connection:
                 self._give_up(error)
                 if not isinstance(error, Exception):
                     raise
+
+    def _is_reader(self, gate: Gate) -> bool:
+        with self._lock:  # until whoever wakes us is through with it, or was interrupted in it
+            return self._reader is gate
 
     def _is_needed(self) -> bool:
         """Whether the reader thread has something to read for; if not, its turn is over."""
@@ -494,5 +498,3 @@ def _exit() -> None:
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forked)
 atexit.register(_exit)
-
-__all__ = ["Address", "Answer", "Connection", "Hold"]

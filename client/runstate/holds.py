@@ -35,13 +35,14 @@ class Hold:
     def __init__(
         self, holds: Holds, token: int, run: str | None, lease_ms: int, loop: asyncio.AbstractEventLoop | None
     ) -> None:
-        self._holds: Holds | None = holds
+        self._holds: Holds | None = None
         self.token = token
         self.run = run
         self.lease_ms = lease_ms
         self.loop = loop  # whose task holds it: a blocking call in that loop's thread must not wait for it
         self.pid = os.getpid()
         self.signal = Signal()
+        self._holds = holds  # last: one that is only half made, by an interrupt, has nothing to give back
 
     def settle(self) -> None:
         """The hold has ended with an outcome that was recorded: nothing to renew, nothing to give back."""
@@ -64,7 +65,7 @@ class Hold:
             holds.forget(self.token)
 
     def __del__(self) -> None:
-        holds = self._holds
+        holds = getattr(self, "_holds", None)
         if holds is not None and self.pid == os.getpid():
             holds.give_back(self.token)
 

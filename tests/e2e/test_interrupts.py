@@ -318,13 +318,17 @@ EVERY_LINE = """
 import faulthandler, linecache
 # An interrupt before the first line of ours that a call executes, before the second, ... until it gets through.
 PACKAGE = os.path.dirname(runstate.__file__)
-first, step = int(sys.argv[1]), int(sys.argv[2])
-@runstate.once(lease="30s")
-def work(n):
+what, first, step = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+@runstate.once(name="work", lease="30s")
+def once(n):
     return n
-@runstate.once(lease="30s")
-def other(n):
-    return [n]
+def send(n):  # holds nothing: the caller reads its own answer
+    return n if runstate.queue("q", attempts=1).send(n).id == runstate.queue("q", attempts=1).send(n).id else None
+clients = {}
+def first_call(n):
+    return clients.setdefault(n, runstate.Runstate(run="r")).once(lambda n: n, name="first")(n)
+work = {"once": once, "send": send, "first call": first_call}[what]
+other = runstate.once(lambda n: [n], name="other") if what != "send" else lambda n: [send(n)]
 
 def interrupt_at(line):
     entered = set()
@@ -356,7 +360,7 @@ def others():
 assert work(0) == 0 and other(0) == [0]
 over, done, at = threading.Event(), [], []
 thread = threading.Thread(target=others, daemon=True)
-if len(sys.argv) > 3:
+if len(sys.argv) > 4:
     thread.start()
 n = first
 while True:
@@ -372,6 +376,7 @@ while True:
     faulthandler.dump_traceback_later(6, exit=True)
     assert work(n) == n, at[-1]
     faulthandler.cancel_dump_traceback_later()
+    clients.clear()
     n += step
 over.set()
 if thread.ident:
@@ -383,8 +388,9 @@ hear()
 
 
 @pytest.mark.parametrize("others", [[], ["with another thread"]])
-def test_an_interrupt_at_every_line(shared: Daemon, others: list[str]) -> None:
-    programs = [shared.program(EVERY_LINE, first, 2, *others) for first in (1, 2)]
+@pytest.mark.parametrize("what", ["once", "send", "first call"])
+def test_an_interrupt_at_every_line(shared: Daemon, what: str, others: list[str]) -> None:
+    programs = [shared.program(EVERY_LINE, what, first, 2, *others) for first in (1, 2)]
     for program in programs:
         program.expect("got through at line True")
     shared.nothing_is_left()
