@@ -97,6 +97,8 @@ def test_a_cursor_that_is_too_old_is_told_of_the_gap(
     assert page.gap
     assert 5 <= len(page.events) <= 7
     assert not read(a, run, recent).gap
+    oldest = page.events[0].event
+    assert [read(a, run, oldest + n).gap for n in (-2, -1, 0)] == [True, False, False]
     assert not read(a, run, 0).gap, "who begins has missed nothing that was promised"
 
 

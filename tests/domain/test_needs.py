@@ -320,6 +320,51 @@ def test_a_job_whose_run_ended_holds_up_nobody(h: Harness, a: Client, w: Client,
     assert isinstance(small.reply, wire.SlotsGranted)
 
 
+def test_a_worker_whose_job_is_gone_stands_for_its_next_one_and_lets_those_between_go(
+    h: Harness, a: Client, w: Client, d: Client, run: str
+) -> None:
+    below = a.ask(wire.RunsChild(parent=run)).run
+    d.ask(slots(run, 1))
+    send(a, below, "1", of(gpu=2))
+    w.waits(admit(run))
+    small = d.waits(slots(run, 1))
+    send(a, run, "2", of(gpu=2))
+    a.ask(wire.RunsEnd(run=below, state="stopped"))
+    assert isinstance(small.reply, wire.SlotsGranted)
+
+
+def test_a_worker_that_moves_forward_in_a_line_makes_those_it_overtakes_look_again(
+    h: Harness, a: Client, w: Client, d: Client, run: str
+) -> None:
+    """What they had set aside is its now: they hold up other lines no more."""
+    a.ask(wire.SlotsDeclare(pool="disk", max=2))
+    disk = wire.SlotsAcquire(run=run, pool="disk", lease_ms=LEASE_MS)
+    send(a, run, "old", queue="p")
+    (old,) = h.session("o").ask(admit(run, queue="p")).jobs
+    a.ask(wire.QueuesDeclare(queue="p", needs=of(gpu=1, api=1)))
+    d.ask(slots(run, 2))
+    d.ask(disk)
+    two_disks = wire.Needs(
+        slots=(wire.UnitsNeeded(name="disk", units=2),), limits=(wire.UnitsNeeded(name="api", units=2),)
+    )
+    send(a, run, "middle", two_disks)
+    w.waits(admit(run))
+    send(a, run, "young", queue="p")
+    h.session("v").waits(admit(run, queue="p"))
+    small = d.waits(disk)
+    h.clients["o"].ask(wire.Release(token=old.token))
+    assert isinstance(small.reply, wire.SlotsGranted)
+
+
+def test_each_worker_that_lacks_budget_is_looked_at(h: Harness, a: Client, w: Client, d: Client, run: str) -> None:
+    held = d.ask(reserve(run, 100))
+    send(a, run, "big", of(llm=90))
+    send(a, run, "small", of(llm=30), queue="p")
+    big, small = w.waits(admit(run)), h.session("v").waits(admit(run, queue="p"))
+    d.ask(wire.BudgetsSettle(reservation=held.reservation, cost_minor=60, work_key="w"))
+    assert (keys(big), keys(small)) == ([], ["small"])
+
+
 @pytest.mark.parametrize("how", ["cancel", "die", "away", "late"])
 def test_a_worker_that_goes_holds_up_nobody(h: Harness, a: Client, w: Client, d: Client, run: str, how: str) -> None:
     d.ask(slots(run, 1))

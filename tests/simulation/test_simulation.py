@@ -18,7 +18,7 @@ import pytest
 from runstate import wire
 from tests.harness import Client, Harness, Request
 
-SEEDS = range(24)
+SEEDS = range(20)
 STEPS = 250
 PROGRAMS = 7
 POOLS = {"gpu": 2, "disk": 3}
