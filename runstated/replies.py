@@ -27,14 +27,16 @@ class OtherRequest(Refusal):
 def keep(tx: Tx, key: CallKey, request: wire.Request[Any], reply: wire.Reply) -> None:
     """Keeps the reply, if a repeat of its request would do harm. Who wants no reply (id 0) cannot repeat."""
     if key[1] and request.replayed and reply.kept and reply != _no_jobs:
-        tx.run(
+        new = tx.run(
             "INSERT INTO replies (session, request, fingerprint, reply)"
-            " VALUES (:session, :request, :fingerprint, :reply)",
+            " VALUES (:session, :request, :fingerprint, :reply) ON CONFLICT (session, request) DO NOTHING",
             session=key[0],
             request=key[1],
             fingerprint=_fingerprint(request),
             reply=_to_text(reply).decode(),
         )
+        if not new:  # the id is in use, and this is not said to be a repeat
+            raise OtherRequest
 
 
 def kept(tx: Tx, key: CallKey, request: wire.Request[Any]) -> wire.Reply | None:
