@@ -146,6 +146,8 @@ if __name__ == "__main__":
     from runstate import loading
 
     loading.load()
+    # Programs may use `tests.e2e.support`, also where the tests stand apart from what is installed.
+    sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
     while threading.active_count() > 1:
         time.sleep(0.001)  # for the thread that imports: a fork must not find it
     source, arguments = main(socket.socket(fileno=int(sys.argv[1])))
