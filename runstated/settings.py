@@ -24,7 +24,6 @@ OPENING_MS = 2_000  # after a restart, lines open at the latest now, when live s
 HELLO_MS = 10_000  # a connection that has not said hello by now holds a descriptor for nothing
 CONNECTIONS_PER_PROCESS_MAX = 256  # a process that leaks connections is stopped long before the descriptors run out
 LISTEN_BACKLOG = 4_096  # hundreds of agents may start in one second; the kernel cuts this to net.core.somaxconn
-DESCRIPTORS_RESERVED = 64  # kept free for the database, the log and pidfds, whatever the number of connections
 
 # -- The engine --------------------------------------------------------------------------------------------------------
 BATCH_REQUESTS_MAX = 256  # bounds what one failed COMMIT puts in doubt

@@ -94,7 +94,6 @@ class Tx:
         self.lease_ms = 0
         self.caller = Caller()
         self.woken: list[Topic] = []
-        self.answers: list[tuple[Topic, wire.Reply]] = []
 
     # -- the database
 
