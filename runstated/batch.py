@@ -24,7 +24,7 @@ from runstated.clock import Clock
 from runstated.domain import leases, runs, sessions
 from runstated.lines import EVENTS, WATCH, Call, CallKey, Memory, Topic
 from runstated.settings import BATCH_VERBS_MS
-from runstated.store.tx import Caller, Parked, Refusal, Tx, ValidationFailed
+from runstated.store.tx import Access, Caller, Parked, Refusal, Tx, ValidationFailed
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class Ask:
     """A request of a session. ``arrived``: on the lease clock."""
 
     session: str
-    space: str
+    access: Access
     request_id: int
     request: wire.Request[Any]
     ticket: int
@@ -269,9 +269,13 @@ class Executor:
                 return
         rank = 1
         if isinstance(request, wire.WaitingRequest) and request.within:
-            rank = 0 if any(token in memory.holds for token in request.within) else 1
-        tx.caller = Caller(ask.session, ask.space, ask.request_id, rank, ask.ticket)
-        answer = dispatch.VERBS[type(request)](tx, request)
+            foreign = [token for token in request.within if self._is_foreign(token, ask.access.space)]
+            rank = 0 if any(token in memory.holds for token in request.within if token not in foreign) else 1
+            if foreign:  # to name them must neither put a call before others nor tell of a circle with them
+                within = tuple(token for token in request.within if token not in foreign)
+                request = msgspec.structs.replace(request, within=within)
+        tx.caller = Caller(ask.session, ask.access, ask.request_id, rank, ask.ticket)
+        answer = dispatch.answer(tx, request)
         if isinstance(answer, Parked):
             assert isinstance(request, wire.WaitingRequest), "only a request that may wait is parked"
             until = None if request.wait_ms is None else ask.arrived + request.wait_ms
@@ -279,7 +283,7 @@ class Executor:
                 tx,
                 Call(
                     session=ask.session,
-                    space=ask.space,
+                    access=ask.access,
                     request_id=ask.request_id,
                     request=request,
                     rank=rank,
@@ -295,6 +299,11 @@ class Executor:
             )
         else:
             self._answer(tx, ask.key, request, answer)
+
+    def _is_foreign(self, token: int, space: str) -> bool:
+        """Whether a token is held in another space."""
+        hold = self.memory.holds.get(token)
+        return hold is not None and self.memory.spaces.get(hold.session, space) != space
 
     def _answer(self, tx: Tx, key: CallKey, request: wire.Request[Any], answer: wire.Reply | Refusal) -> None:
         reply = answer.reply() if isinstance(answer, Refusal) else answer
@@ -356,8 +365,8 @@ class Executor:
 
     def _again(self, tx: Tx, call: Call) -> None:
         memory = self.memory
-        tx.caller = Caller(call.session, call.space, call.request_id, call.rank, call.ticket)
-        answer = dispatch.VERBS[type(call.request)](tx, call.request)
+        tx.caller = Caller(call.session, call.access, call.request_id, call.rank, call.ticket)
+        answer = dispatch.answer(tx, call.request)
         if not isinstance(answer, Parked):
             memory.leave(call.key)
             self._answer(tx, call.key, call.request, answer)
@@ -366,7 +375,7 @@ class Executor:
             tx,
             Call(
                 session=call.session,
-                space=call.space,
+                access=call.access,
                 request_id=call.request_id,
                 request=call.request,
                 rank=call.rank,
@@ -403,8 +412,8 @@ class Executor:
     def _opened(self, tx: Tx, entry: Opened) -> None:
         row = entry.row
         sessions.open_session(tx, row)
-        self.memory.open(row.session)
-        tx.caller = Caller(row.session, row.space)
+        self.memory.open(row.session, row.space)
+        tx.caller = Caller(row.session, Access(space=row.space))
         ended = sessions.rejoin(tx, entry.runs)
         welcome = msgspec.structs.replace(entry.welcome, ended=ended)
         self.memory.replies.append(([(row.session, entry.request_id)], welcome))

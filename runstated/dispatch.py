@@ -60,6 +60,15 @@ VERBS: Mapping[type, Verb] = {
     wire.RunsStatus: status.look_run,
 }
 
+
+def answer(tx: Tx, request: wire.Request[Any]) -> Answer:
+    """What the verb says. Raises its refusals, and Forbidden when the caller's key does not allow the verb at all."""
+    kind = type(request)
+    if kind.permission:
+        tx.need(kind.permission, f"send {kind.__struct_config__.tag}")
+    return VERBS[kind](tx, request)
+
+
 TICKS: tuple[Callable[[Tx], int | None], ...] = (
     runs.tick,
     queues.tick,

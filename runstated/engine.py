@@ -26,7 +26,7 @@ from runstated.domain import leases, sessions
 from runstated.lines import CallKey, Memory, Settled
 from runstated.settings import BATCH_REQUESTS_MAX, WAL_CHECKPOINT_BYTES
 from runstated.store.sqlite import Store
-from runstated.store.tx import Caller, Refusal, Tx
+from runstated.store.tx import Access, Caller, Refusal, Tx
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -115,7 +115,7 @@ class Engine:
             memory.hold_also(token, subject)
         known = sessions.get_all(tx)
         for session in known:
-            memory.open(session.session, away=True)
+            memory.open(session.session, session.space, away=True)
         memory.commit()
         return known
 
@@ -140,21 +140,21 @@ class Engine:
 
     # ------------------------------------------------------------------ in
 
-    def ask(self, session: str, space: str, request_id: int, request: wire.Request[Any]) -> None:
+    def ask(self, session: str, access: Access, request_id: int, request: wire.Request[Any]) -> None:
         """A request of a session; the answer goes to the outbox."""
-        if type(request) is wire.OnceAcquire and not request.again:
-            cached = self._cache.get(Settled(space, request.run, request.key), self.clock.wall_ms())
+        if type(request) is wire.OnceAcquire and not request.again and access.may(request.permission):
+            cached = self._cache.get(Settled(access.space, request.run, request.key), self.clock.wall_ms())
             if cached is not None:
                 self._send([(session, request_id)], cached)
                 return
         if request.reads:
-            self._spawn(self._read(session, space, request_id, request))
+            self._spawn(self._read(session, access, request_id, request))
             return
         self._arrivals += 1
         ticket = (self._epoch << EPOCH_BITS) + self._arrivals
         if isinstance(request, wire.WaitingRequest) and request.again and request.ticket:
             ticket = min(ticket, request.ticket)
-        ask = Ask(session, space, request_id, request, ticket, self.clock.lease_ms())
+        ask = Ask(session, access, request_id, request, ticket, self.clock.lease_ms())
         if self._gate is not None and isinstance(request, wire.WaitingRequest):
             self._gate.append(ask)
         else:
@@ -343,12 +343,12 @@ class Engine:
 
     # ------------------------------------------------------------------ reads
 
-    async def _read(self, session: str, space: str, request_id: int, request: wire.Request[Any]) -> None:
+    async def _read(self, session: str, access: Access, request_id: int, request: wire.Request[Any]) -> None:
         def work(connection: sqlite3.Connection) -> wire.Reply:
             tx = Tx(connection, self.memory, self.store.instance)
             tx.now_ms, tx.lease_ms = self.clock.wall_ms(), self.clock.lease_ms()
-            tx.caller = Caller(session, space, request_id)
-            answer = dispatch.VERBS[type(request)](tx, request)
+            tx.caller = Caller(session, access, request_id)
+            answer = dispatch.answer(tx, request)
             assert isinstance(answer, wire.Reply), "a verb that only reads answers at once"
             return answer
 
@@ -356,7 +356,7 @@ class Engine:
         try:
             reply = await self.store.read(work)
             if isinstance(reply, wire.StatusView) and isinstance(request, wire.StatusGet) and self.overview is not None:
-                reply = await self._look(partial(self.overview, reply, space, request.limit))
+                reply = await self._look(partial(self.overview, reply, access.space, request.limit))
         except Refusal as refusal:
             reply = refusal.reply()
         except sqlite3.Error as error:
@@ -368,8 +368,15 @@ class Engine:
             reply = wire.Error(code="INTERNAL", message=f"the daemon failed at this request ({type(fault).__name__})")
         self._send([(session, request_id)], wire.encode(reply))
 
+    def when_quiet(self, look: Callable[[], None]) -> None:
+        """Calls ``look``, which must not raise, when no batch is changing the memory beside it."""
+        if self._in_flight:
+            self._looks.append(look)
+        else:
+            look()
+
     async def _look(self, look: Callable[[], T]) -> T:
-        """Runs ``look`` when no batch is changing the memory beside it."""
+        """The same for one that gives something."""
         if not self._in_flight:
             return look()
         seen: asyncio.Future[T] = asyncio.get_running_loop().create_future()

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, Protocol
 
 from runstate import wire
 from runstated import circles
+from runstated.access import Access
 
 Topic = tuple[str, ...]
 CallKey = tuple[str, int]  # session, request id
@@ -65,7 +66,7 @@ class Call:
     connection; it keeps its place and is passed over. ``aside``: see ``tx.Parked``."""
 
     session: str
-    space: str
+    access: Access
     request_id: int
     request: wire.WaitingRequest[Any]
     rank: int
@@ -82,6 +83,10 @@ class Call:
     @property
     def key(self) -> CallKey:
         return (self.session, self.request_id)
+
+    @property
+    def space(self) -> str:
+        return self.access.space
 
     @property
     def place(self) -> tuple[int, int, CallKey]:
@@ -112,6 +117,7 @@ class Memory:
     counters: dict[str, int] = field(default_factory=dict)
     counters_changed: set[str] = field(default_factory=set)
     sessions: dict[str, bool] = field(default_factory=dict)  # those that are open -> whether they are away
+    spaces: dict[str, str] = field(default_factory=dict)  # of those that are open
     calls: dict[CallKey, Call] = field(default_factory=dict)
     holds: dict[int, Hold] = field(default_factory=dict)
     left: list[Topic] = field(default_factory=list)  # lines that lost a member in this entry
@@ -130,6 +136,7 @@ class Memory:
     _subscribers: dict[Topic, dict[str, None]] = field(default_factory=dict)
     _subscriptions: dict[str, dict[Topic, None]] = field(default_factory=dict)
     _held: dict[Topic, dict[int, None]] = field(default_factory=dict)
+    _held_by: dict[str, dict[int, None]] = field(default_factory=dict)
     _inside: dict[int, dict[CallKey, None]] = field(default_factory=dict)  # token -> calls made while holding it
     _by_session: dict[str, dict[CallKey, None]] = field(default_factory=dict)
     _lapses: list[tuple[int, int]] = field(default_factory=list)  # heap of (expires, token), checked when it comes up
@@ -196,11 +203,12 @@ class Memory:
 
     # ------------------------------------------------------------------ sessions
 
-    def open(self, session: str, *, away: bool = False) -> None:
+    def open(self, session: str, space: str, *, away: bool = False) -> None:
         """A session begins; one that is known stays as it is."""
         if session not in self.sessions:
-            self.sessions[session] = away
+            self.sessions[session], self.spaces[session] = away, space
             self._undo.append(partial(self.sessions.pop, session))
+            self._undo.append(partial(self.spaces.pop, session))
 
     def close(self, session: str) -> None:
         """A session is gone, and its calls and subscriptions with it."""
@@ -210,8 +218,9 @@ class Memory:
             self._unsubscribe(signal, session)
             self._undo.append(partial(self._subscribe, signal, session))
         if session in self.sessions:
-            away = self.sessions.pop(session)
+            away, space = self.sessions.pop(session), self.spaces.pop(session)
             self._undo.append(partial(self.sessions.__setitem__, session, away))
+            self._undo.append(partial(self.spaces.__setitem__, session, space))
 
     # ------------------------------------------------------------------ calls
 
@@ -406,12 +415,18 @@ class Memory:
         self.holds[hold.token] = hold
         for subject in (hold.subject, *hold.others):
             self._held.setdefault(subject, {})[hold.token] = None
+        self._held_by.setdefault(hold.session, {})[hold.token] = None
         heapq.heappush(self._lapses, (hold.expires, hold.token))
 
     def _drop(self, hold: Hold) -> None:
         del self.holds[hold.token]
         for subject in (hold.subject, *hold.others):
             _discard(self._held, subject, hold.token)
+        _discard(self._held_by, hold.session, hold.token)
+
+    def is_holding(self, session: str) -> bool:
+        """Whether a session holds anything."""
+        return session in self._held_by
 
     def beat(self, session: str, token: int, lease_ms: int) -> bool:
         """Renews a lease; False when the session does not hold it."""

@@ -14,6 +14,7 @@ from runstated import overview, processes
 from runstated.engine import Engine
 from runstated.sessions import HelloRefused, Origin, Sessions
 from runstated.settings import CONNECTIONS_PER_PROCESS_MAX, HELLO_MS, LISTEN_BACKLOG
+from runstated.store.tx import Access
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +69,7 @@ class Connection(asyncio.Protocol):
         self._splitter = framing.Splitter()
         self._transport: asyncio.Transport | None = None
         self._session: str | None = None
-        self._space = ""
+        self._access = Access()
         self._pid = 0
         self._hello_timer: asyncio.TimerHandle | None = None
 
@@ -144,7 +145,7 @@ class Connection(asyncio.Protocol):
         elif kind in _OF_THE_CONNECTION:
             self._connection_verb(request_id, request)
         elif request_id or not isinstance(request, wire.WaitingRequest):
-            self._engine.ask(self._session, self._space, request_id, request)
+            self._engine.ask(self._session, self._access, request_id, request)
         else:
             log.info("process %d sent a request that may wait under id 0", self._pid)
             self._error(0, "VALIDATION_FAILED", "a request that may wait needs an id of its own")
@@ -176,13 +177,14 @@ class Connection(asyncio.Protocol):
             self._fail(request_id, "UNAVAILABLE", f"the daemon is short of descriptors: {error}")
             return
         try:
-            self._session = self._server.sessions.hello(self, request_id, hello, origin)
+            access = Access(space=hello.space)  # who may open the socket may do everything
+            self._session = self._server.sessions.hello(self, request_id, hello, origin, access)
         except HelloRefused as refused:
             if origin.pidfd is not None:
                 os.close(origin.pidfd)
             self._fail(request_id, refused.code, str(refused))
             return
-        self._space = hello.space
+        self._access = access
         if self._hello_timer is not None:
             self._hello_timer.cancel()
             self._hello_timer = None

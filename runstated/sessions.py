@@ -1,18 +1,20 @@
 """Who is connected: hello, peer credentials, the death of a process, the time to come back.
 
     hello --> connected --bye--------------------------------------------> ended, what it held is given back
-                 |  ^ hello with the same id, from the same process
+                 |  ^ hello with the same id, from the same process and with the same key
                  +--connection lost--> away --RESUME_MS passed-----------> ended, as if it had died
                  +-----------------------+----the kernel says it died----> ended, died
 
 The kernel's word (a pidfd) decides. Where there is none (another pid namespace, no pidfds) the connection's end does.
+Of a remote session (over TCP or HTTP) neither says anything: its leases decide. It stays away for as long as it holds
+something, and ends at the first look, RESUME_MS after the last, that finds nothing.
 """
 
 import asyncio
 import logging
 import os
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from runstate import wire
 from runstate.wire import PROTOCOL, PROTOCOL_MIN
@@ -23,6 +25,9 @@ from runstated.domain import sessions as rows
 from runstated.engine import Engine
 from runstated.processes import Deaths, Process
 from runstated.settings import OPENING_MS, RESUME_MS
+from runstated.store.tx import Access
+
+Transport = Literal["unix", "tcp", "http"]
 
 log = logging.getLogger(__name__)
 
@@ -37,11 +42,12 @@ class Wire(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Who is at the other end, by the kernel. ``pidfd`` belongs to whoever holds this."""
+    """Who is at the other end, by the kernel, and over what. ``pidfd`` belongs to whoever holds this."""
 
     pid: int
     process: Process | None
     pidfd: int | None
+    transport: Transport = "unix"
 
 
 @dataclass(slots=True, eq=False)
@@ -53,6 +59,10 @@ class Session:
     watched: bool
     wire: Wire | None = None
     timer: asyncio.TimerHandle | None = None
+
+    @property
+    def is_remote(self) -> bool:
+        return self.row.transport != "unix"
 
 
 class HelloRefused(Exception):
@@ -83,7 +93,8 @@ class Sessions:
 
     async def restore(self, known: list[rows.Session]) -> None:
         """Takes over the sessions of the daemon's last life. Those whose process is gone have let go of everything
-        when this returns; for the others the lines stay shut until they are back, or OPENING_MS have passed."""
+        when this returns; for the others the lines stay shut until they are back, or OPENING_MS have passed. Nobody
+        waits for those of HTTP clients: they come back with their next request, if there is one."""
         for row in known:
             try:
                 process = Process.from_text(row.process) if row.process else None
@@ -94,15 +105,17 @@ class Sessions:
                 self._engine.submit(Ended(row.session, "died"))
                 continue
             self._add(Session(row, process, watched=pidfd is not None), pidfd)
-            self._expected.add(row.session)
+            if row.transport != "http":
+                self._expected.add(row.session)
         if self._expected:
             self._engine.hold_back()
         await self._engine.settle()
 
     def listening(self) -> None:
         """The socket accepts from now on: the time to come back begins."""
-        for name in self._expected:
-            self._give_time(self._open[name])
+        for session in self._open.values():
+            if session.wire is None:
+                self._give_time(session)
         if self._expected:
             self._opening = self._loop.call_later(OPENING_MS / 1000, self._open_lines)
 
@@ -115,8 +128,9 @@ class Sessions:
 
     # ------------------------------------------------------------------ in
 
-    def hello(self, connection: Wire, request_id: int, hello: wire.Hello, origin: Origin) -> str:
-        """Opens or resumes a session for a connection; its id. Welcome follows when the session is on disk.
+    def hello(self, connection: Wire, request_id: int, hello: wire.Hello, origin: Origin, access: Access) -> str:
+        """Opens or resumes a session for a connection; its id. Welcome follows when the session is on disk. ``access``
+        is what the caller has shown to have; the space and the key in ``hello`` are not looked at.
 
         Raises HelloRefused.
         """
@@ -130,12 +144,12 @@ class Sessions:
         session = self._open.get(hello.session)
         resumed = session is not None
         if session is None:
-            session = self._new(hello, origin)
+            session = self._new(hello, origin, access)
         else:
-            self._check_same(session, hello, origin)
+            self._check_same(session, origin, access)
             if origin.pidfd is not None:
                 os.close(origin.pidfd)  # the process is watched already
-            if session.wire is not None:
+            if session.wire is not None and session.wire is not connection:
                 session.wire.end()
         session.wire = connection
         if session.timer is not None:
@@ -203,24 +217,30 @@ class Sessions:
 
     # ------------------------------------------------------------------ helpers
 
-    def _new(self, hello: wire.Hello, origin: Origin) -> Session:
+    def _new(self, hello: wire.Hello, origin: Origin, access: Access) -> Session:
         row = rows.Session(
             session=hello.session,
-            space=hello.space,
+            space=access.space,
             worker=hello.worker,
             process=origin.process.to_text() if origin.process and origin.pidfd is not None else "",
             pid=origin.pid or hello.pid,
             command=hello.command,
+            key=access.key,
+            transport=origin.transport,
         )
         session = Session(row, origin.process, watched=origin.pidfd is not None)
         self._add(session, origin.pidfd)
         return session
 
-    def _check_same(self, session: Session, hello: wire.Hello, origin: Origin) -> None:
-        if session.process is not None and origin.process != session.process:
-            raise HelloRefused("CONFLICT", f"the session {hello.session} belongs to another process")
-        if hello.space != session.row.space:
-            raise HelloRefused("CONFLICT", f"the session {hello.session} belongs to another space")
+    def _check_same(self, session: Session, origin: Origin, access: Access) -> None:
+        row = session.row
+        for same, other in (
+            (session.process is None or origin.process == session.process, "process"),
+            (access.space == row.space, "space"),
+            (access.key == row.key and origin.transport == row.transport, "key"),
+        ):
+            if not same:
+                raise HelloRefused("CONFLICT", f"the session {row.session} belongs to another {other}")
 
     def _add(self, session: Session, pidfd: int | None) -> None:
         self._open[session.row.session] = session
@@ -260,5 +280,16 @@ class Sessions:
     def _time_is_up(self, session: Session, planned: float) -> None:
         if (self._loop.time() - planned) * 1000 > LATE_MS:
             self._give_time(session)  # we overslept, and with us perhaps the hello
+        elif session.is_remote:
+            self._engine.when_quiet(lambda: self._end_if_idle(session))
+        else:
+            self._end(session.row.session, "died")
+
+    def _end_if_idle(self, session: Session) -> None:
+        """A remote session that is away ends when it holds nothing any more."""
+        if session.wire is not None or self._open.get(session.row.session) is not session or self._closing:
             return
-        self._end(session.row.session, "died")
+        if self._engine.memory.is_holding(session.row.session):
+            self._give_time(session)
+        else:
+            self._end(session.row.session, "died")

@@ -14,6 +14,7 @@ from runstated.batch import Away, Ended, Opened
 from runstated.domain import sessions
 from runstated.engine import Engine
 from runstated.store.sqlite import Store
+from runstated.store.tx import Access
 from tests.clock import ManualClock
 
 PATIENCE_S = 30
@@ -66,7 +67,7 @@ class Life:
 
     def submit(self, session: str, request: wire.Request[Any], space: str = "default") -> tuple[str, int]:
         key = (session, next(self._ids))
-        self.engine.ask(session, space, key[1], request)
+        self.engine.ask(session, Access(space=space), key[1], request)
         return key
 
     async def ask(self, session: str, request: wire.Request[Any], space: str = "default") -> Any:
@@ -80,7 +81,7 @@ class Life:
     async def again(self, key: tuple[str, int], request: wire.Request[Any]) -> Any:
         """Sends a request again under its id; the answer to that."""
         self.out.replies.pop(key, None)
-        self.engine.ask(key[0], "default", key[1], request)
+        self.engine.ask(key[0], Access(), key[1], request)
         return await self.answer(key)
 
     async def run_id(self, session: str = "a", name: str = "job") -> str:

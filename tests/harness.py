@@ -26,7 +26,7 @@ from runstated.engine import Engine
 from runstated.lines import Call, Memory, Topic
 from runstated.store import schema
 from runstated.store.sqlite import Store
-from runstated.store.tx import Caller, Tx
+from runstated.store.tx import Access, Caller, Tx
 from tests.clock import ManualClock
 
 INSTANCE = "test"
@@ -92,10 +92,10 @@ class Request:
 class Client:
     """One session."""
 
-    def __init__(self, h: Harness, name: str, space: str) -> None:
+    def __init__(self, h: Harness, name: str, access: Access) -> None:
         self.h = h
         self.name = name
-        self.space = space
+        self.access = access
         self.open: dict[int, Request] = {}
         self.pushes: list[wire.Push] = []
         self.ended: tuple[wire.RunEnded, ...] = ()
@@ -103,7 +103,9 @@ class Client:
         self._next = 0
 
     def hello(self, runs: tuple[str, ...] = ()) -> Client:
-        row = sessions.Session(self.name, self.space, f"worker-{self.name}", "", self.pid, "python x")
+        row = sessions.Session(
+            self.name, self.access.space, f"worker-{self.name}", "", self.pid, "python x", self.access.key
+        )
         welcome = wire.Welcome(protocol=1, version="test", pid=1)
         asked = self.request(wire.Hello(protocol=1, protocol_min=1, session=self.name, worker=""))
         self.h.run(Opened(row, asked.id, runs, welcome))
@@ -120,7 +122,7 @@ class Client:
         asked = request.request
         if isinstance(asked, wire.WaitingRequest) and asked.again and asked.ticket:
             ticket = min(ticket, asked.ticket)
-        return Ask(self.name, self.space, request.id, asked, ticket, self.h.clock.lease_ms())
+        return Ask(self.name, self.access, request.id, asked, ticket, self.h.clock.lease_ms())
 
     def submit(self, request: wire.Request[Any]) -> Request:
         """Sends a request, whatever comes of it."""
@@ -191,8 +193,10 @@ class Harness:
     def close(self) -> None:
         self.connection.close()
 
-    def session(self, name: str, space: str = "default", runs: tuple[str, ...] = ()) -> Client:
-        self.clients[name] = Client(self, name, space)
+    def session(
+        self, name: str, space: str = "default", runs: tuple[str, ...] = (), access: Access | None = None
+    ) -> Client:
+        self.clients[name] = Client(self, name, access or Access(space=space))
         return self.clients[name].hello(runs)
 
     def ticket(self) -> int:
@@ -289,7 +293,7 @@ class Harness:
         tx = Tx(self.connection, self.memory, INSTANCE)
         tx.now_ms, tx.lease_ms = self.clock.wall_ms(), self.clock.lease_ms()
         if client is not None:
-            tx.caller = Caller(client.name, client.space)
+            tx.caller = Caller(client.name, client.access)
         return tx
 
     def counted(self) -> dict[tuple[str, str, str], int]:

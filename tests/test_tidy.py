@@ -150,7 +150,7 @@ def test_every_test_file_mirrors_something() -> None:
         known = {path.stem for path in (ROOT / source).glob("*.py")}
         for path in sorted((ROOT / "tests" / directory).glob("test_*.py")):
             noun = path.stem.removeprefix("test_").removesuffix("_model")
-            if noun not in known:
+            if noun not in known and path.name != "test_spaces.py":  # of all nouns
                 stray.append(path.relative_to(ROOT).as_posix())
     assert stray == [], "no module of that name"
 

@@ -25,6 +25,7 @@ PROTOCOL_MIN = 1
 LEASE_MS_MIN = 5_000
 LEASE_MS_MAX = 600_000
 SETTLE_BY_MS = 3_600_000  # within this time a reservation is to be settled
+PERMISSIONS = ("work", "resource_config", "usage")  # what a key may do: PROTOCOL.md, "Keys and spaces"
 
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
 Key = Annotated[str, Meta(min_length=1, max_length=512)]
@@ -39,6 +40,7 @@ Places = Annotated[int, Meta(ge=1, le=1_000)]
 Units = Annotated[int, Meta(ge=1, le=2**53)]
 WindowSeconds = Annotated[int, Meta(ge=1, le=86_400)]
 Minor = Annotated[int, Meta(ge=1, le=2**53)]
+Permission = Literal["work", "resource_config", "usage"]
 Currency = Annotated[str, Meta(min_length=3, max_length=3)]
 Scale = Annotated[int, Meta(ge=0, le=9)]
 
@@ -50,11 +52,13 @@ class Request(Struct, Generic[R_co], tag_field="verb", kw_only=True, omit_defaul
 
     ``replayed``: a repeat of this request would do harm, so its reply is kept until the client has it (the class
     attribute is not on the wire). ``reads``: it changes nothing. ``gives``: it gives something back and is run first.
+    ``permission``: what the caller's key must have ("": any key will do).
     """
 
     replayed: ClassVar[bool] = False
     reads: ClassVar[bool] = False
     gives: ClassVar[bool] = False
+    permission: ClassVar[str] = "work"
 
     again: bool = False  # sent before on a connection that was lost: look for a kept reply first
 
@@ -211,6 +215,7 @@ class RunView(Reply, tag="run", frozen=True):
 class RunsJoin(Request[RunView], tag="runs.join", frozen=True):
     """Joins the active root run of that name, or creates it. ``deadline_ms`` counts only if it is created."""
 
+    permission: ClassVar[str] = ""
     name: Name
     deadline_ms: Ms | None = None
 
@@ -234,6 +239,7 @@ class RunsEnd(Request[RunView], tag="runs.end", frozen=True):
 class RunsGet(Request[RunView], tag="runs.get", frozen=True):
     """A run, also after its end."""
 
+    permission: ClassVar[str] = ""
     reads: ClassVar[bool] = True
     run: Id
 
@@ -347,6 +353,7 @@ class QueuesDeclare(Request[QueueView], tag="queues.declare", frozen=True):
     ``needs``: what its jobs need from now on, where they do not say themselves; None leaves that as it is.
     """
 
+    permission: ClassVar[str] = ""
     queue: Name
     attempts: Attempts | None = None
     needs: Needs | None = None
@@ -463,6 +470,7 @@ class LimitView(Reply, tag="limit", frozen=True):
 class LimitsDeclare(Request[LimitView], tag="limits.declare", frozen=True):
     """Creates or verifies a limit. Without sizes it must exist; other sizes than its own: CONFLICT."""
 
+    permission: ClassVar[str] = ""
     limit: Name
     max: Units | None = None
     per_seconds: WindowSeconds | None = None
@@ -471,6 +479,7 @@ class LimitsDeclare(Request[LimitView], tag="limits.declare", frozen=True):
 class LimitsGet(Request[LimitView], tag="limits.get", frozen=True):
     """A limit, and what is used of its present window."""
 
+    permission: ClassVar[str] = ""
     reads: ClassVar[bool] = True
     limit: Name
 
@@ -513,6 +522,7 @@ class SlotsView(Reply, tag="slots", frozen=True):
 class SlotsDeclare(Request[SlotsView], tag="slots.declare", frozen=True):
     """Creates or verifies a pool. Without ``max`` it must exist; another ``max`` than its own: CONFLICT."""
 
+    permission: ClassVar[str] = ""
     pool: Name
     max: Units | None = None
 
@@ -520,6 +530,7 @@ class SlotsDeclare(Request[SlotsView], tag="slots.declare", frozen=True):
 class SlotsGet(Request[SlotsView], tag="slots.get", frozen=True):
     """A pool: what is used, and by whom."""
 
+    permission: ClassVar[str] = ""
     reads: ClassVar[bool] = True
     pool: Name
 
@@ -564,6 +575,7 @@ class BudgetView(Reply, tag="budget", frozen=True):
 class BudgetsDeclare(Request[BudgetView], tag="budgets.declare", frozen=True):
     """Creates or verifies a budget. Without a limit it must exist; another one than its own: CONFLICT."""
 
+    permission: ClassVar[str] = ""
     budget: Name
     limit_minor: Minor | None = None
     currency: Currency | None = None
@@ -573,6 +585,7 @@ class BudgetsDeclare(Request[BudgetView], tag="budgets.declare", frozen=True):
 class BudgetsGet(Request[BudgetView], tag="budgets.get", frozen=True):
     """A budget: its limit, what is reserved and what is spent."""
 
+    permission: ClassVar[str] = ""
     reads: ClassVar[bool] = True
     budget: Name
 
@@ -729,6 +742,7 @@ class EventsPage(Reply, tag="events", frozen=True):
 class EventsRead(Request[EventsPage], tag="events.read", frozen=True):
     """A page of the events of a run and all below it, also after its end. ``types``: only these (none: all)."""
 
+    permission: ClassVar[str] = ""
     reads: ClassVar[bool] = True
     run: Id
     after: Annotated[int, Meta(ge=0)] = 0
@@ -739,6 +753,7 @@ class EventsRead(Request[EventsPage], tag="events.read", frozen=True):
 class EventsWait(WaitingRequest[Ok], tag="events.wait", kw_only=True, frozen=True):
     """Waits until there is an event after the cursor; read it then."""
 
+    permission: ClassVar[str] = ""
     run: Id
     after: Annotated[int, Meta(ge=0)] = 0
 
@@ -813,6 +828,7 @@ class StatusView(Reply, tag="status", frozen=True):
 class StatusGet(Request[StatusView], tag="status.get", frozen=True):
     """Looks at the daemon, its runs, workers, waits and queues."""
 
+    permission: ClassVar[str] = "usage"
     reads: ClassVar[bool] = True
     limit: Annotated[int, Meta(ge=1, le=1_000)] = 200
 
@@ -844,6 +860,7 @@ class RunStatusView(Reply, tag="run.status", frozen=True):
 class RunsStatus(Request[RunStatusView], tag="runs.status", frozen=True):
     """How a run stands, also after its end."""
 
+    permission: ClassVar[str] = "usage"
     reads: ClassVar[bool] = True
     run: Id
 

@@ -284,6 +284,7 @@ def ensure(tx: Tx, name: str, limit_minor: int | None, currency: str | None, sca
     space = tx.caller.space
     row = tx.one(f"SELECT {COLUMNS} FROM budgets WHERE space = :space AND name = :name", space=space, name=name)
     if row is None and limit_minor is not None:
+        tx.need("resource_config", f"create the budget {name}")
         tx.run(
             "INSERT INTO budgets (id, space, name, currency, scale, limit_minor)"
             " VALUES (:id, :space, :name, :currency, :scale, :limit_minor)",

@@ -42,6 +42,8 @@ SHARED = frozenset(("slots", "budget"))  # kinds whose subject belongs to the sp
 
 WITH_UNITS = frozenset(("slots", "job"))  # kinds under whose tokens units are held
 
+IN_SPACE = "EXISTS (SELECT run FROM runs WHERE runs.run = leases.run AND runs.space = :space)"
+
 COLUMNS = "token, kind, subject, run, session, request, length_ms, granted_ms"
 
 
@@ -94,9 +96,11 @@ def grant(tx: Tx, kind: str, subject: str, run: str, length_ms: int) -> int:
     return token
 
 
-def drop(tx: Tx, token: int) -> Lease | None:
-    """Ends the hold, whoever asks; None when it is gone already."""
-    row = tx.one(f"DELETE FROM leases WHERE token = :token RETURNING {COLUMNS}", token=token)
+def drop(tx: Tx, token: int, space: str | None = None) -> Lease | None:
+    """Ends the hold; None when it is gone already. ``space``: the caller's, for whom a hold of another space is gone,
+    too; None for what the daemon does on its own."""
+    ours = "" if space is None else f" AND {IN_SPACE}"
+    row = tx.one(f"DELETE FROM leases WHERE token = :token{ours} RETURNING {COLUMNS}", token=token, space=space)
     if row is None:
         return None
     lease = Lease(*row)

@@ -145,6 +145,7 @@ def ensure(tx: Tx, name: str, most: int | None, per_seconds: int | None) -> Limi
     space = tx.caller.space
     row = tx.one(f"SELECT {COLUMNS} FROM limits WHERE space = :space AND name = :name", space=space, name=name)
     if row is None and most is not None:
+        tx.need("resource_config", f"create the limit {name}")
         tx.run(
             "INSERT INTO limits (id, space, name, max, per_seconds) VALUES (:id, :space, :name, :max, :per_seconds)",
             id=tx.new_id("l"),

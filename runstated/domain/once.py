@@ -158,7 +158,7 @@ def tidy(tx: Tx, run: str, many: int) -> int:
 
 
 def _drop(tx: Tx, run: str, key: str, token: int) -> leases.Lease | None:
-    lease = leases.drop(tx, token)
+    lease = leases.drop(tx, token, tx.caller.space)
     if lease is not None and (lease.kind, lease.run, lease.subject) != (KIND, run, key):
         raise ValidationFailed(f"the token {token} is not one of {key}")
     return lease

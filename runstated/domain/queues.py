@@ -105,6 +105,7 @@ def declare(tx: Tx, request: wire.QueuesDeclare) -> wire.QueueView:
     """Creates or verifies a queue; without ``attempts`` it must exist."""
     attempts = _declared(tx, request.queue, request.attempts)
     if request.needs is not None:
+        tx.need("work", f"say what the jobs of the queue {request.queue} need")
         tx.run(
             "UPDATE queues SET needs = :needs WHERE space = :space AND queue = :queue",
             needs=needs.number(tx, request.needs),
@@ -199,7 +200,7 @@ def complete(tx: Tx, request: wire.QueuesComplete) -> wire.JobView | Refusal:
     job = jobs.row(tx, request.job, tx.caller.space)
     if job is None:
         return _tidied(tx, request.job, request.token)
-    lease = leases.drop(tx, request.token)
+    lease = leases.drop(tx, request.token, tx.caller.space)
     if lease is None and job.state == "succeeded" and job.token == request.token:
         return jobs.view(job)
     refused = _not_held(tx, job, lease)
@@ -226,7 +227,7 @@ def fail(tx: Tx, request: wire.QueuesFail) -> wire.JobView | Refusal:
     job = jobs.row(tx, request.job, tx.caller.space)
     if job is None:
         return _tidied(tx, request.job, request.token)
-    lease = leases.drop(tx, request.token)
+    lease = leases.drop(tx, request.token, tx.caller.space)
     refused = _not_held(tx, job, lease)
     _void(tx, lease)
     if refused is not None:
@@ -325,6 +326,7 @@ def _declared(tx: Tx, queue: str, attempts: int | None) -> int:
     if row is None:
         if attempts is None:
             raise NotFound(f"queue {queue} not found")
+        tx.need("resource_config", f"create the queue {queue}")
         tx.run(
             "INSERT INTO queues (space, queue, attempts) VALUES (:space, :queue, :attempts)",
             space=space,
@@ -363,7 +365,7 @@ def _tidied(tx: Tx, job: str, token: int) -> NotFound:
         job=job,
     )
     if row is not None:
-        _void(tx, leases.drop(tx, token))
+        _void(tx, leases.drop(tx, token, tx.caller.space))
     return NotFound(f"job {job} not found")
 
 

@@ -122,6 +122,7 @@ def join(tx: Tx, request: wire.RunsJoin) -> wire.RunView:
         _end_tree(tx, run, "expired")
         run = None
     if run is None:
+        tx.need("work", f"create the run {request.name}")
         run = _create(tx, request.name, None, request.deadline_ms, owner=None)
     tx.subscribe(signal(run.run))
     return view(run, tx.now_ms)

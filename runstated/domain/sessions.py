@@ -26,6 +26,14 @@ CREATE TABLE sessions (
 );
 """
 
+# Version 3: who opened it (the id of the key, '' for the owner), and over what.
+SCHEMA_3 = """
+ALTER TABLE sessions ADD COLUMN key TEXT NOT NULL DEFAULT '';
+ALTER TABLE sessions ADD COLUMN transport TEXT NOT NULL DEFAULT 'unix';
+"""
+
+COLUMNS = "session, space, worker, process, pid, command, key, transport"
+
 GONE: Mapping[str, Callable[[Tx, leases.Lease, str], None]] = {
     once.KIND: once.gone,
     queues.KIND: queues.gone,
@@ -36,7 +44,8 @@ GONE: Mapping[str, Callable[[Tx, leases.Lease, str], None]] = {
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A row. ``process``: see processes.Process.to_text; empty where the daemon cannot tell."""
+    """A row. ``process``: see processes.Process.to_text; empty where the daemon cannot tell. ``key``: the id of the key
+    it was opened with, empty for the owner. ``transport``: unix, tcp or http."""
 
     session: str
     space: str
@@ -44,13 +53,15 @@ class Session:
     process: str
     pid: int
     command: str
+    key: str = ""
+    transport: str = "unix"
 
 
 def open_session(tx: Tx, session: Session) -> None:
     """Writes the row; a session that comes back only changes its worker label."""
     tx.run(
-        "INSERT INTO sessions (session, space, worker, process, pid, command, opened_ms)"
-        " VALUES (:session, :space, :worker, :process, :pid, :command, :now)"
+        f"INSERT INTO sessions ({COLUMNS}, opened_ms)"
+        " VALUES (:session, :space, :worker, :process, :pid, :command, :key, :transport, :now)"
         " ON CONFLICT (session) DO UPDATE SET worker = excluded.worker",
         session=session.session,
         space=session.space,
@@ -58,6 +69,8 @@ def open_session(tx: Tx, session: Session) -> None:
         process=session.process,
         pid=session.pid,
         command=session.command,
+        key=session.key,
+        transport=session.transport,
         now=tx.now_ms,
     )
 
@@ -101,7 +114,7 @@ def lapse(tx: Tx, token: int) -> None:
 
 def release(tx: Tx, request: wire.Release) -> wire.Released:
     """Gives a hold back without an outcome; a token that is gone already is no error."""
-    lease = leases.drop(tx, request.token)
+    lease = leases.drop(tx, request.token, tx.caller.space)
     if lease is not None:
         if lease.session != tx.caller.session:
             raise leases.LeaseGone(f"the hold {request.token} belongs to another session")
@@ -127,7 +140,7 @@ def hand_on(tx: Tx, lease: leases.Lease, how: str) -> None:
 
 def get_all(tx: Tx) -> list[Session]:
     """Every session there is (for the start of the daemon)."""
-    return [Session(*row) for row in tx.all("SELECT session, space, worker, process, pid, command FROM sessions")]
+    return [Session(*row) for row in tx.all(f"SELECT {COLUMNS} FROM sessions")]
 
 
 def _emit_lost(tx: Tx, lease: leases.Lease, how: str) -> None:

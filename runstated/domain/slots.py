@@ -106,6 +106,7 @@ def ensure(tx: Tx, name: str, most: int | None) -> Pool:
     space = tx.caller.space
     row = tx.one("SELECT id, name, max FROM pools WHERE space = :space AND name = :name", space=space, name=name)
     if row is None and most is not None:
+        tx.need("resource_config", f"create the slots {name}")
         tx.run(
             "INSERT INTO pools (id, space, name, max) VALUES (:id, :space, :name, :max)",
             id=tx.new_id("p"),

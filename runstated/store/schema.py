@@ -45,6 +45,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         timers.SCHEMA,
         barriers.SCHEMA,
     ),
+    (sessions.SCHEMA_3,),
 )
 VERSION = len(MIGRATIONS)
 

@@ -13,6 +13,8 @@ from typing import Any
 import msgspec
 
 from runstate import wire
+from runstated.access import OWNER
+from runstated.access import Access as Access
 from runstated.lines import EVENTS, Call, Memory, Opening, Settled, Topic
 
 Value = Any
@@ -24,10 +26,14 @@ class Caller:
     """On whose behalf a verb runs: a session and its request, or (the default) the daemon itself."""
 
     session: str = ""
-    space: str = "default"
+    access: Access = OWNER
     request_id: int = 0
     rank: int = 1
     ticket: int = 0
+
+    @property
+    def space(self) -> str:
+        return self.access.space
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +85,12 @@ class Conflict(Refusal):
     code = "CONFLICT"
 
 
+class Forbidden(Refusal):
+    """The key does not allow this."""
+
+    code = "FORBIDDEN"
+
+
 class Tx:
     """One transaction, and the part of the daemon's memory that changes with it.
 
@@ -94,6 +106,12 @@ class Tx:
         self.lease_ms = 0
         self.caller = Caller()
         self.woken: list[Topic] = []
+
+    def need(self, permission: str, purpose: str) -> None:
+        """Raises Forbidden unless the caller has the permission. ``purpose``: what it is needed for, as in "create"."""
+        access = self.caller.access
+        if not access.may(permission):
+            raise Forbidden(f"the key {access.key} lacks the permission {permission}, which is needed to {purpose}")
 
     # -- the database
 

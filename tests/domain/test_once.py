@@ -216,8 +216,8 @@ def test_complete_from_another_space_is_refused_and_changes_nothing(h: Harness, 
     thief = h.session("c", space="other")
     thief.refused("NOT_FOUND", complete(run, token))
     theirs = thief.ask(wire.RunsJoin(name="mine")).run
-    thief.refused("VALIDATION_FAILED", complete(theirs, token))
-    thief.refused("VALIDATION_FAILED", fail(theirs, token))
+    thief.refused("LEASE_LOST", complete(theirs, token))
+    thief.refused("LEASE_LOST", fail(theirs, token))
     assert a.beat(token) == [True]
 
 

@@ -70,7 +70,7 @@ class Faulty(Harness):
             again = [
                 Ask(
                     entry.session,
-                    entry.space,
+                    entry.access,
                     entry.request_id,
                     msgspec.structs.replace(entry.request, again=True),
                     entry.ticket,

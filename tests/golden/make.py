@@ -1,5 +1,5 @@
 """Makes the files in this directory that must load for ever. Run it once for a new version; never overwrite one that
-has been released: `python -m tests.golden.make v1.db.gz frames.json` from the root of the repository."""
+has been released: `python -m tests.golden.make v2.db.gz frames.json` from the root of the repository."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from runstate import framing, wire
 from runstated.store.sqlite import Store
-from tests.harness import Harness
+from tests.harness import Client, Harness
 from tests.messages import ALL
 
 HERE = Path(__file__).parent
@@ -58,8 +58,24 @@ def _fill(path: Path) -> None:
             a.ask(wire.QueuesComplete(job=grant.job, token=grant.token, result='"out"'))
         elif key != "running":
             a.ask(wire.QueuesFail(job=grant.job, token=grant.token, error="E: no", retry=key == "delayed"))
+    _fill_2(b)
     connection.execute("VACUUM")
     h.close()
+
+
+def _fill_2(b: Client) -> None:
+    """The nouns that came with version 2."""
+    run = b.ask(wire.RunsJoin(name="job")).run
+    b.ask(wire.SlotsAcquire(run=run, pool="gpu", units=2, max=3))
+    b.ask(wire.LimitsTake(run=run, limit="api", max=2, per_seconds=86_400))
+    b.ask(wire.BudgetsReserve(run=run, budget="llm", amount_minor=40, limit_minor=100))
+    b.ask(wire.TimersSleep(run=run, name="fired", after_ms=0))
+    b.submit(wire.TimersSleep(run=run, name="pending", after_ms=3_600_000))
+    b.submit(wire.BarriersArrive(run=run, name="open", count=2, worker="w"))
+    needs = wire.Needs(slots=(wire.UnitsNeeded(name="gpu"),), budgets=(wire.MoneyNeeded(name="llm", reserve_minor=5),))
+    members = (wire.GroupMember(key="one", input="1"), wire.GroupMember(key="two", input="2"))
+    b.ask(wire.GroupsSubmit(run=run, queue="g", members=members, attempts=3, needs=needs))
+    b.ask(wire.QueuesAdmit(queues=(wire.AdmitFrom(run=run, queue="g", places=2),)))
 
 
 def make_frames(path: Path) -> None:

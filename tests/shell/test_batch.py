@@ -11,7 +11,7 @@ from runstate import wire
 from runstated import batch, dispatch
 from runstated.batch import Ask, Cancelled, Ended, Lost, Reread, Tick
 from runstated.domain import once, sessions
-from runstated.store.tx import Refusal, Tx
+from runstated.store.tx import Access, Refusal, Tx
 from tests.harness import Client, Harness, Request, nothing, snapshot
 
 
@@ -360,11 +360,11 @@ def test_after_an_unknown_commit_the_memory_follows_the_file(h: Harness, a: Clie
     ]
     (grant,) = c.ask(wire.QueuesAdmit(queues=(wire.AdmitFrom(run=run, queue="q"),))).jobs
     entries = [
-        Ask("a", "default", 50, wire.OnceComplete(run=run, key="done", token=done, result="1"), 90, 0),
-        Ask("a", "default", 51, wire.Release(token=held), 91, 0),
-        Ask("c", "default", 52, wire.QueuesComplete(job=grant.job, token=grant.token, result="2"), 92, 0),
-        Ask("d", "default", 53, acquire(run, "new"), 93, 0),
-        Ask("d", "default", 54, wire.RunsEnd(run=short, state="stopped"), 94, 0),
+        Ask("a", Access(), 50, wire.OnceComplete(run=run, key="done", token=done, result="1"), 90, 0),
+        Ask("a", Access(), 51, wire.Release(token=held), 91, 0),
+        Ask("c", Access(), 52, wire.QueuesComplete(job=grant.job, token=grant.token, result="2"), 92, 0),
+        Ask("d", Access(), 53, acquire(run, "new"), 93, 0),
+        Ask("d", Access(), 54, wire.RunsEnd(run=short, state="stopped"), 94, 0),
     ]
     h.connection.after = fails_at_commit
     with pytest.raises(Lost):

@@ -19,7 +19,7 @@ from runstated import dispatch
 from runstated.batch import Ask, Away, Cancelled, Ended, Executor, Opened, Tick
 from runstated.domain import sessions
 from runstated.lines import STALE_MAX, Call, Memory, Topic
-from runstated.store.tx import Parked, Tx
+from runstated.store.tx import Access, Parked, Tx
 from tests.harness import Harness, check_memory, snapshot
 
 LIMITS = ("budget-like", "fast", "slow")
@@ -172,7 +172,7 @@ class World:
 
     def ask(self, session: str, request: wire.Request[Any]) -> tuple[str, int]:
         number = next(self.numbers)
-        self.run(Ask(session, "default", number, request, number, self.h.clock.lease_ms()))
+        self.run(Ask(session, Access(), number, request, number, self.h.clock.lease_ms()))
         return (session, number)
 
 
@@ -385,7 +385,7 @@ def test_undo_restores_the_memory_exactly_at_any_point(seed: int) -> None:
     rng = random.Random(seed)
     memory = Memory()
     for name in "abc":
-        memory.open(name)
+        memory.open(name, "default")
     memory.commit()
     for _ in range(40):
         marks: list[tuple[tuple[int, ...], dict[str, Any]]] = []
@@ -416,7 +416,7 @@ TOPICS: tuple[Topic, ...] = (("once", "r", "x"), ("once", "r", "y"), ("queue", "
 def new_call(rng: random.Random, session: str, request_id: int, within: tuple[int, ...] = ()) -> Call:
     return Call(
         session=session,
-        space="default",
+        access=Access(),
         request_id=request_id,
         request=wire.OnceAcquire(run="r", key="x", within=within),
         rank=rng.randint(0, 1),
@@ -448,7 +448,7 @@ def change(rng: random.Random, memory: Memory) -> None:
     elif act == 8:
         memory.close(session)
     elif act == 9:
-        memory.open(session)
+        memory.open(session, "default")
     elif act == 10:
         token = rng.randint(1, 7)
         if token in memory.holds:
@@ -476,7 +476,7 @@ def test_a_circle_is_found_exactly_when_there_is_one(seed: int) -> None:
     print(f"seed {seed}")
     rng = random.Random(seed)
     memory = Memory()
-    memory.open("s")
+    memory.open("s", "default")
     topics = [("t", str(number)) for number in range(6)]
     for token in range(1, rng.randint(3, 10)):
         memory.hold(token, "s", 50, rng.choice(topics), 0)
@@ -515,7 +515,7 @@ def brute_force_circle(memory: Memory, call: Call) -> bool:
 def test_one_of_several_holders_that_can_go_on_is_enough() -> None:
     rng = random.Random(0)
     memory = Memory()
-    memory.open("s")
+    memory.open("s", "default")
     memory.hold(1, "s", 50, ("slots", "r", "gpu"), 0)
     memory.hold(2, "s", 50, ("slots", "r", "gpu"), 0)
     memory.hold(3, "s", 50, ("once", "r", "x"), 0)
@@ -534,7 +534,7 @@ def test_one_of_several_holders_that_can_go_on_is_enough() -> None:
 def test_a_long_chain_of_waits_is_followed_to_its_end() -> None:
     rng = random.Random(0)
     memory = Memory()
-    memory.open("s")
+    memory.open("s", "default")
     for number in range(1, 3_001):
         memory.hold(number, "s", 50, ("once", "r", str(number)), 0)
     for number in range(1, 3_000):
@@ -558,7 +558,7 @@ def test_a_call_without_a_hold_closes_no_circle() -> None:
 
 def test_what_has_ended_rings_nobody() -> None:
     memory = Memory()
-    memory.open("s")
+    memory.open("s", "default")
     memory.hold(1, "s", 50, ("once", "r", "x"), 0)
     call = new_call(random.Random(0), "s", 1)
     call.until = 30
@@ -582,7 +582,7 @@ def test_heaps_are_cleared_of_what_has_ended() -> None:
 def test_a_wait_comes_up_once_however_often_it_was_parked_anew() -> None:
     rng = random.Random(0)
     memory = Memory()
-    memory.open("s")
+    memory.open("s", "default")
     for _ in range(3):
         call = new_call(rng, "s", 1)
         call.until = 30

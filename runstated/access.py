@@ -1,0 +1,22 @@
+"""Access: what a session may do, and in which space. Given at its hello, by the socket's owner or by a key."""
+
+from dataclasses import dataclass
+
+from runstate.wire import PERMISSIONS
+
+DEFAULT_SPACE = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """``key``: the id of the API key; "" for the owner, who comes over the Unix socket and may do everything."""
+
+    space: str = DEFAULT_SPACE
+    permissions: frozenset[str] = frozenset(PERMISSIONS)
+    key: str = ""
+
+    def may(self, permission: str) -> bool:
+        return permission in self.permissions
+
+
+OWNER = Access()
