@@ -19,4 +19,15 @@ class Access:
         return permission in self.permissions
 
 
+@dataclass(frozen=True, slots=True)
+class StoredKey:
+    """A key as it is kept. ``hash``: the SHA-256 of its secret, in hexadecimal digits."""
+
+    id: str
+    space: str
+    permissions: frozenset[str]
+    hash: str
+    is_revoked: bool
+
+
 OWNER = Access()

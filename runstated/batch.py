@@ -21,7 +21,7 @@ import msgspec
 from runstate import wire
 from runstated import dispatch, replies
 from runstated.clock import Clock
-from runstated.domain import leases, runs, sessions
+from runstated.domain import keys, leases, runs, sessions
 from runstated.lines import EVENTS, WATCH, Call, CallKey, Memory, Topic
 from runstated.settings import BATCH_VERBS_MS
 from runstated.store.tx import Access, Caller, Parked, Refusal, Tx, ValidationFailed
@@ -438,6 +438,7 @@ class Executor:
     def _reread(self, tx: Tx) -> None:
         """Nobody knows whether the last COMMIT took place: the file is asked what lives, what waits, what is over."""
         memory = self.memory
+        tx.set_keys(keys.stored(tx))
         live = {lease.token: lease for lease in leases.all_live(tx)}
         for token in [token for token in memory.holds if token not in live]:
             memory.let_go(token)

@@ -74,7 +74,7 @@ async def _live(config: Settings, lock: lockfile.Lock, ready: Callable[[], None]
     service = Service(config, listener)
     try:
         await service.start()
-        lock.announce(replace(lock.info, socket=str(listener.path)))
+        lock.announce(service.announced(replace(lock.info, socket=str(listener.path))))
         notifier.ready(f"Listening on {listener.path}")
         log.info("ready on %s", listener.path)
         ready()
@@ -98,13 +98,21 @@ class Service:
     def __init__(self, config: Settings, listener: Listener) -> None:
         self._config, self._listener = config, listener
         self._undo: list[tuple[str, Callable[[], Awaitable[Any]]]] = []
+        self._tcp = ""
 
     async def start(self) -> None:
         # Imported here, so that a refused second daemon and `--help` do not pay for the engine.
+        from runstated import listening
         from runstated.engine import Engine
         from runstated.server import Server
         from runstated.store import sqlite
 
+        config = self._config
+        try:
+            tls = listening.tls(config.tls_cert, config.tls_key)
+            tcp = listening.bind(config.tcp) if config.tcp is not None else None
+        except listening.CannotListen as error:
+            raise DaemonError(str(error)) from error
         store = await sqlite.Store.open(self._config.database, sync=self._config.sync)
         self._undo.append(("the store", store.close))
         engine = Engine(store, Clock())
@@ -112,7 +120,13 @@ class Service:
         await engine.start()
         server = Server(engine, version=runstate.__version__, socket_path=str(self._listener.path))
         self._undo.append(("the server", server.drain))
-        await server.listen(self._listener.socket)
+        await server.listen(self._listener.socket, tcp, tls)
+        if tcp is not None:
+            self._tcp = str(listening.bound_to(tcp))
+
+    def announced(self, info: presence.LockInfo) -> presence.LockInfo:
+        """What is said of this daemon, with where it listens beside the socket."""
+        return replace(info, tcp=self._tcp, tls=self._config.tls_cert is not None)
 
     async def stop(self) -> None:
         """The reverse of `start`, as far as it got. A part that hangs or fails does not keep the rest from closing."""

@@ -9,6 +9,7 @@ from runstated.domain import (
     budgets,
     events,
     groups,
+    keys,
     limits,
     once,
     queues,
@@ -58,6 +59,9 @@ VERBS: Mapping[type, Verb] = {
     wire.EventsWait: events.wait,
     wire.StatusGet: status.look,
     wire.RunsStatus: status.look_run,
+    wire.KeysCreate: keys.create,
+    wire.KeysList: keys.look,
+    wire.KeysRevoke: keys.revoke,
 }
 
 

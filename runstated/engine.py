@@ -22,7 +22,8 @@ from runstated import dispatch
 from runstated.batch import Acked, Ask, Cancelled, Entry, Executor, Lost, Reread, Tick, unavailable
 from runstated.cache import Cache
 from runstated.clock import Clock
-from runstated.domain import leases, sessions
+from runstated.domain import keys, leases, sessions
+from runstated.keyring import Keyring
 from runstated.lines import CallKey, Memory, Settled
 from runstated.settings import BATCH_REQUESTS_MAX, WAL_CHECKPOINT_BYTES
 from runstated.store.sqlite import Store
@@ -60,6 +61,8 @@ class Engine:
         self.known: list[sessions.Session] = []  # the sessions of the daemon's last life
         self.outbox: Outbox | None = None
         self.overview: Callable[[wire.StatusView, str, int], wire.StatusView] | None = None
+        self.keyring = Keyring()
+        self.keys_changed: Callable[[], None] | None = None  # told after the keyring
         self._executor = Executor(self.memory, clock, store.instance)
         self._cache = Cache()
         self._first: deque[Entry] = deque()  # what gives something back
@@ -113,6 +116,7 @@ class Engine:
             memory.hold(lease.token, lease.session, lease.length_ms, lease.topic, lease_ms)
         for token, subject in leases.all_units(tx):
             memory.hold_also(token, subject)
+        self.keyring.replace(keys.stored(tx))
         known = sessions.get_all(tx)
         for session in known:
             memory.open(session.session, session.space, away=True)
@@ -275,13 +279,17 @@ class Engine:
             self._cache.put(settled, deadline_ms, wire.encode(result))
         for run in memory.forgotten_runs:
             self._cache.drop(run)
+        for stored in memory.keys:
+            self.keyring.replace(stored)
+        if memory.keys and self.keys_changed is not None:
+            self.keys_changed()
         replies, pushes = list(memory.replies), list(memory.pushes)
-        for logged in (memory.settled, memory.forgotten_runs, memory.replies, memory.pushes):
+        for logged in (memory.settled, memory.forgotten_runs, memory.replies, memory.pushes, memory.keys):
             logged.clear()
         for session, push in pushes:
             self._push(session, push)
-        for keys, reply in replies:
-            self._send(keys, wire.encode(reply))
+        for calls, reply in replies:
+            self._send(calls, wire.encode(reply))
         if not self._checkpointing and self.store.wal_bytes() > WAL_CHECKPOINT_BYTES:
             self._checkpointing = True
             self._spawn(self._checkpoint())
@@ -393,13 +401,13 @@ class Engine:
 
     # ------------------------------------------------------------------ out
 
-    def _send(self, keys: list[CallKey], body: bytes) -> None:
+    def _send(self, calls: list[CallKey], body: bytes) -> None:
         if self.outbox is None:
             return
-        for session, request_id in keys[:SLICE]:
+        for session, request_id in calls[:SLICE]:
             self.outbox.reply(session, request_id, body)
-        if len(keys) > SLICE:
-            asyncio.get_running_loop().call_soon(self._send, keys[SLICE:], body)
+        if len(calls) > SLICE:
+            asyncio.get_running_loop().call_soon(self._send, calls[SLICE:], body)
 
     def _push(self, session: str, push: wire.Push) -> None:
         if self.outbox is not None:

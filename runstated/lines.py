@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, Protocol
 
 from runstate import wire
 from runstated import circles
-from runstated.access import Access
+from runstated.access import Access, StoredKey
 
 Topic = tuple[str, ...]
 CallKey = tuple[str, int]  # session, request id
@@ -126,6 +126,7 @@ class Memory:
     pushes: list[tuple[str, wire.Push]] = field(default_factory=list)
     settled: list[tuple[Settled, int | None, wire.OnceDone]] = field(default_factory=list)
     forgotten_runs: list[str] = field(default_factory=list)
+    keys: list[tuple[StoredKey, ...]] = field(default_factory=list)  # all of them, after each change
     due_ms: int | None = None
     due_lease_ms: int | None = None
     windows: dict[str, Opening] = field(default_factory=dict)  # of limits
@@ -154,14 +155,15 @@ class Memory:
             len(self.settled),
             len(self.forgotten_runs),
             len(self.left),
+            len(self.keys),
         )
 
-    def rollback(self, mark: tuple[int, ...] = (0, 0, 0, 0, 0, 0)) -> None:
+    def rollback(self, mark: tuple[int, ...] = (0, 0, 0, 0, 0, 0, 0)) -> None:
         """Takes back all changes since ``mark``. Counters keep running: a number is never given twice."""
         while len(self._undo) > mark[0]:
             self._undo.pop()()
         for log, length in zip(
-            (self.replies, self.pushes, self.settled, self.forgotten_runs, self.left), mark[1:], strict=True
+            (self.replies, self.pushes, self.settled, self.forgotten_runs, self.left, self.keys), mark[1:], strict=True
         ):
             del log[length:]  # type: ignore[attr-defined]
 

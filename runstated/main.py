@@ -47,6 +47,16 @@ def cli() -> None:
 def daemon_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options that describe a daemon to be started; each is also a RUNSTATED_* variable and a key of the file."""
     for option in (
+        click.option(
+            "--allow-plaintext",
+            flag_value="yes",
+            default=None,
+            help="Listen without TLS on addresses that other machines can reach, too: only in a network you trust.",
+        ),
+        click.option("--tls-key", metavar="FILE", help="Its private key (PEM)."),
+        click.option("--tls-cert", metavar="FILE", help="TLS for --tcp and --http: the certificate (PEM)."),
+        click.option("--http", metavar="HOST:PORT", help="Serve the HTTP API here, too. Needs keys."),
+        click.option("--tcp", metavar="HOST:PORT", help="Serve clients over TCP, too (port 0: any). Needs keys."),
         click.option("--log-level", metavar="LEVEL", help=f"One of {', '.join(settings.LOG_LEVELS)}. Default: info."),
         click.option("--sync", metavar="MODE", help="full: safe against power loss (default). normal: faster."),
         click.option("--socket", metavar="PATH", help="Listen here. Default: runstated.sock in the state directory."),
@@ -166,7 +176,7 @@ def _load(options: dict[str, str | None]) -> Settings:
 def _target(config: Settings, options: dict[str, str | None]) -> autostart.Target:
     """What was said on the command line goes to the new process; the rest it finds where we found it."""
     given = {name: value for name, value in options.items() if value is not None}
-    for name in ("state_dir", "socket", "config"):
+    for name in ("state_dir", "socket", "config", "tls_cert", "tls_key"):
         if name in given:
             given[name] = str(paths.absolute(given[name]))
     return autostart.Target(config.state_dir, config.socket, given)
@@ -188,6 +198,10 @@ def _describe(config: Settings, holder: presence.LockInfo) -> None:
         "version": holder.version,
         "up for": _duration(time.time() - holder.started),
     }
+    if holder.tcp:
+        rows["tcp"] = f"{'tls' if holder.tls else 'tcp'}://{holder.tcp}"
+    if holder.http:
+        rows["http"] = f"{'https' if holder.tls else 'http'}://{holder.http}"
     for name, value in rows.items():
         click.echo(f"  {name + ':':<17} {value}")
 

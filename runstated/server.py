@@ -4,17 +4,26 @@ import asyncio
 import logging
 import os
 import socket
+import ssl
 import sys
+from functools import partial
 from typing import Any, cast
 
 import msgspec
 
 from runstate import framing, wire
 from runstated import overview, processes
+from runstated.access import Access
 from runstated.engine import Engine
-from runstated.sessions import HelloRefused, Origin, Sessions
-from runstated.settings import CONNECTIONS_PER_PROCESS_MAX, HELLO_MS, LISTEN_BACKLOG
-from runstated.store.tx import Access
+from runstated.listening import keep_alive
+from runstated.sessions import HelloRefused, Origin, Sessions, Transport
+from runstated.settings import (
+    CONNECTIONS_PER_PROCESS_MAX,
+    HELLO_BYTES_MAX,
+    HELLO_MS,
+    LISTEN_BACKLOG,
+    REMOTE_CONNECTIONS_MAX,
+)
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +31,7 @@ UNSENT_BYTES_MAX = 64 * 1024 * 1024  # a client that does not read its replies i
 
 
 class Server:
-    """The listener of the Unix socket."""
+    """The listener of the Unix socket and, if it is wanted, of a TCP socket."""
 
     def __init__(self, engine: Engine, *, version: str, socket_path: str) -> None:
         self.engine = engine
@@ -31,24 +40,31 @@ class Server:
         self.connections_of: dict[int, int] = {}
         self.all_gone = asyncio.Event()
         self._overview = overview.Overview(engine, self.sessions, version=version, socket_path=socket_path)
-        self._server: asyncio.Server | None = None
+        self._servers: list[asyncio.Server] = []
 
-    async def listen(self, sock: socket.socket) -> None:
-        """Accepts on a bound socket, after the sessions of the daemon's last life have been looked at."""
+    async def listen(
+        self, sock: socket.socket, tcp: socket.socket | None = None, tls: ssl.SSLContext | None = None
+    ) -> None:
+        """Accepts on bound sockets, after the sessions of the daemon's last life have been looked at."""
         self.engine.overview = self._overview.complete
         await self.sessions.restore(self.engine.known)
         loop = asyncio.get_running_loop()
         # From Python 3.13 a server removes its socket file when it closes: that is the business of who made the socket.
         keep: dict[str, Any] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
-        self._server = await loop.create_unix_server(
-            lambda: Connection(self), sock=sock, backlog=LISTEN_BACKLOG, **keep
+        self._servers.append(
+            await loop.create_unix_server(partial(Connection, self), sock=sock, backlog=LISTEN_BACKLOG, **keep)
         )
+        if tcp is not None:
+            limit: dict[str, Any] = {} if tls is None else {"ssl": tls, "ssl_handshake_timeout": HELLO_MS / 1000}
+            self._servers.append(
+                await loop.create_server(partial(Connection, self, "tcp"), sock=tcp, backlog=LISTEN_BACKLOG, **limit)
+            )
         self.sessions.listening()
 
     async def drain(self) -> None:
         """Accepts nobody any more, tells the clients to reconnect, waits until all that was submitted is committed."""
-        if self._server is not None:
-            self._server.close()
+        for server in self._servers:
+            server.close()
         for connection in self.connections:
             connection.stop_reading()  # what comes from now on is for the next daemon: there must be an end to it
         self.sessions.drain()
@@ -63,8 +79,10 @@ class Server:
 class Connection(asyncio.Protocol):
     """One client."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, over: Transport = "unix") -> None:
         self._server = server
+        self._over = over
+        self._received = 0  # bytes before the hello
         self._engine = server.engine
         self._splitter = framing.Splitter()
         self._transport: asyncio.Transport | None = None
@@ -79,6 +97,9 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=UNSENT_BYTES_MAX)
         self._server.connections.add(self)
+        if self._over == "tcp":
+            self._made_over_tcp()
+            return
         peer = processes.peer(self._transport.get_extra_info("socket"))
         self._pid = peer.pid
         count = self._server.connections_of.get(peer.pid, 0) + 1
@@ -88,8 +109,21 @@ class Connection(asyncio.Protocol):
         elif peer.pid and count > CONNECTIONS_PER_PROCESS_MAX:
             self._fail(0, "UNAVAILABLE", f"process {peer.pid} has more than {CONNECTIONS_PER_PROCESS_MAX} connections")
         else:
-            loop = asyncio.get_running_loop()
-            self._hello_timer = loop.call_later(HELLO_MS / 1000, self._no_hello)
+            self._await_hello()
+
+    def _made_over_tcp(self) -> None:
+        assert self._transport is not None, "it was made a moment ago"
+        keep_alive(self._transport.get_extra_info("socket"))
+        count = self._server.connections_of.get(REMOTE, 0) + 1
+        self._server.connections_of[REMOTE] = count
+        self._pid = REMOTE
+        if count > REMOTE_CONNECTIONS_MAX:
+            self._fail(0, "UNAVAILABLE", f"there are more than {REMOTE_CONNECTIONS_MAX} connections over TCP")
+        else:
+            self._await_hello()
+
+    def _await_hello(self) -> None:
+        self._hello_timer = asyncio.get_running_loop().call_later(HELLO_MS / 1000, self._no_hello)
 
     def connection_lost(self, exc: Exception | None) -> None:
         server = self._server
@@ -108,6 +142,11 @@ class Connection(asyncio.Protocol):
         self._transport = None
 
     def data_received(self, data: bytes) -> None:
+        if self._session is None and self._over == "tcp":
+            self._received += len(data)
+            if self._received > HELLO_BYTES_MAX:
+                self._fail(0, "VALIDATION_FAILED", f"more than {HELLO_BYTES_MAX} bytes came before the hello")
+                return
         try:
             frames = self._splitter.feed(data)
         except framing.FrameError as error:
@@ -177,7 +216,7 @@ class Connection(asyncio.Protocol):
             self._fail(request_id, "UNAVAILABLE", f"the daemon is short of descriptors: {error}")
             return
         try:
-            access = Access(space=hello.space)  # who may open the socket may do everything
+            access = self._access_of(hello)
             self._session = self._server.sessions.hello(self, request_id, hello, origin, access)
         except HelloRefused as refused:
             if origin.pidfd is not None:
@@ -189,9 +228,27 @@ class Connection(asyncio.Protocol):
             self._hello_timer.cancel()
             self._hello_timer = None
 
+    def _access_of(self, hello: wire.Hello) -> Access:
+        """What the client may do. Raises HelloRefused."""
+        if self._over == "unix":
+            return Access(space=hello.space)  # who may open the socket may do everything
+        keyring = self._engine.keyring
+        access = keyring.find(hello.key or "")
+        if access is None:
+            raise HelloRefused("UNAUTHENTICATED", keyring.refusal(hello.key))
+        if access.space != hello.space:
+            raise HelloRefused(
+                "FORBIDDEN",
+                f"the key {access.key} works in the space {access.space!r}, not in {hello.space!r}:"
+                " set RUNSTATE_SPACE_ID",
+            )
+        return access
+
     def _origin(self) -> Origin:
         """Who is at the other end. Raises OSError when there are no descriptors left to watch a process with."""
         assert self._transport is not None, "a frame came over it"
+        if self._over == "tcp":
+            return Origin(0, None, None, "tcp")
         if not self._pid:
             return Origin(0, None, None)
         pidfd = processes.open_pidfd(self._transport.get_extra_info("socket"), self._pid)
@@ -235,5 +292,6 @@ class Connection(asyncio.Protocol):
         self.end()
 
 
+REMOTE = -1  # stands for the process of every client over TCP
 _OF_THE_CONNECTION = frozenset((wire.Hello, wire.Beat, wire.Cancel, wire.Ack, wire.Bye))
 _OK = wire.encode(wire.Ok())

@@ -88,6 +88,7 @@ class Sessions:
         self._opening: asyncio.TimerHandle | None = None
         self._closing = False
         engine.outbox = self
+        engine.keys_changed = self._end_revoked
 
     # ------------------------------------------------------------------ after a restart
 
@@ -101,7 +102,9 @@ class Sessions:
                 pidfd = processes.reopen(process) if process else None
             except (processes.UnknownProcess, ValueError):
                 process = pidfd = None
-            if process is not None and pidfd is None:
+            if (process is not None and pidfd is None) or not self._engine.keyring.is_live(row.key):
+                if pidfd is not None:
+                    os.close(pidfd)
                 self._engine.submit(Ended(row.session, "died"))
                 continue
             self._add(Session(row, process, watched=pidfd is not None), pidfd)
@@ -163,6 +166,12 @@ class Sessions:
         if not self._expected:
             self._open_lines()
         return hello.session
+
+    def _end_revoked(self) -> None:
+        """The keys have changed: the sessions of those that are revoked end, with their connections."""
+        for name, session in list(self._open.items()):
+            if not self._engine.keyring.is_live(session.row.key):
+                self._end(name, "died")
 
     def bye(self, name: str) -> None:
         """The session ends in good order."""

@@ -7,6 +7,7 @@ guesses is found out weeks later.
 
 from __future__ import annotations
 
+import ipaddress
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,6 +24,9 @@ FRAME_BYTES_MAX = 8 * MIB  # a gather of 100 inputs of 64 KiB, with room; a long
 OPENING_MS = 2_000  # after a restart, lines open at the latest now, when live sessions have not all come back
 HELLO_MS = 10_000  # a connection that has not said hello by now holds a descriptor for nothing
 CONNECTIONS_PER_PROCESS_MAX = 256  # a process that leaks connections is stopped long before the descriptors run out
+REMOTE_CONNECTIONS_MAX = 4_096  # over TCP, of all clients together: what a flood can take must leave some descriptors
+HELLO_BYTES_MAX = 256 * KIB  # over TCP, before the hello is accepted: a stranger must not make us buffer whole frames
+KEEPALIVE_S, KEEPALIVE_PROBES = 15, 4  # a peer that vanished without a word is found after a minute or so
 LISTEN_BACKLOG = 4_096  # hundreds of agents may start in one second; the kernel cuts this to net.core.somaxconn
 
 # -- The engine --------------------------------------------------------------------------------------------------------
@@ -43,7 +47,28 @@ LOG_BYTES_MAX = 4 * MIB  # one log file
 LOG_FILES_KEPT = 3  # older log files beside it: with the current one, 16 MiB at most
 
 SYNC_MODES = ("full", "normal")
+ANSWERS = ("no", "yes")
 LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A host and a port to listen on; port 0 lets the kernel choose."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def is_loopback(self) -> bool:
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False  # a name: who knows where it leads
 
 
 class SettingsError(ValueError):
@@ -60,6 +85,10 @@ class Settings:
         "full"  # fsync per commit, or per checkpoint (a power cut may lose the last second)
     )
     log_level: str = "info"
+    tcp: Endpoint | None = None  # where the client library is served besides the socket
+    http: Endpoint | None = None  # where the HTTP API is served
+    tls_cert: Path | None = None  # PEM files, for both; with them nothing is spoken without TLS
+    tls_key: Path | None = None
     config: Path | None = None  # the file that was read, if there was one
 
     @property
@@ -86,7 +115,22 @@ def load(options: Mapping[str, str | None], environ: Mapping[str, str] = os.envi
     directory_named = sources.text("state_dir")
     directory = paths.absolute(directory_named) if directory_named else paths.default_state_dir()
     socket_named = sources.text("socket")
+    cert, key = sources.path("tls_cert"), sources.path("tls_key")
+    if (cert is None) != (key is None):
+        raise SettingsError("tls_cert and tls_key are needed together: the files of a certificate and of its key (PEM)")
+    tcp, http = sources.endpoint("tcp"), sources.endpoint("http")
+    plaintext = sources.choice("allow_plaintext", ANSWERS, "no")
+    for name, endpoint in (("tcp", tcp), ("http", http)):
+        if endpoint is not None and not endpoint.is_loopback and cert is None and plaintext == "no":
+            raise SettingsError(
+                f"{name}: {endpoint} can be reached from other machines, and without TLS keys and data cross the"
+                " network in the clear: give --tls-cert and --tls-key, listen on 127.0.0.1, or say --allow-plaintext"
+            )
     return Settings(
+        tcp=tcp,
+        http=http,
+        tls_cert=cert,
+        tls_key=key,
         state_dir=directory,
         socket=paths.fit(paths.absolute(socket_named) if socket_named else directory / paths.SOCKET_NAME),
         sync=cast(Literal["full", "normal"], sources.choice("sync", SYNC_MODES, "full")),
@@ -115,7 +159,17 @@ def _read_file(option: str | None, environ: Mapping[str, str]) -> tuple[Path, di
     return path, content
 
 
-FILE_KEYS = ("state_dir", "socket", "sync", "log_level")
+FILE_KEYS = (
+    "state_dir",
+    "socket",
+    "sync",
+    "log_level",
+    "tcp",
+    "http",
+    "tls_cert",
+    "tls_key",
+    "allow_plaintext",
+)
 
 
 @dataclass(frozen=True)
@@ -127,6 +181,20 @@ class _Sources:
 
     def text(self, key: str) -> str:
         return self._found(key)[0]
+
+    def path(self, key: str) -> Path | None:
+        value = self.text(key)
+        return paths.absolute(value) if value else None
+
+    def endpoint(self, key: str) -> Endpoint | None:
+        value, place = self._found(key)
+        if not value:
+            return None
+        host, _, port = value.rpartition(":")
+        host = host.removeprefix("[").removesuffix("]")
+        if not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
+            raise SettingsError(f"{place}: {key} is {value!r}; it must be HOST:PORT, such as 127.0.0.1:7700")
+        return Endpoint(host, int(port))
 
     def choice(self, key: str, allowed: tuple[str, ...], default: str) -> str:
         value, place = self._found(key)

@@ -227,7 +227,7 @@ class Harness:
                 if session in self.clients:
                     request = self.clients[session].open[request_id]
                     request.replies.append(_over_the_wire(reply, wire.decode_reply))
-        for logged in (memory.settled, memory.forgotten_runs, memory.replies, memory.pushes):
+        for logged in (memory.settled, memory.forgotten_runs, memory.replies, memory.pushes, memory.keys):
             logged.clear()
 
     # ------------------------------------------------------------------ time

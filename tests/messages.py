@@ -49,6 +49,8 @@ _sizes: dict[str, Any] = {"limit_minor": 5_000, "currency": "EUR", "scale": 9}
 _holder = wire.HolderView(worker="w", holding=2, lease_expires_ms=9)
 _waiting = wire.WaitingView(kind="slots", name="s", units=2)
 
+_key = wire.KeyView(id="k1-test", space="s", permissions=("work",), name="ci", created_ms=4, revoked_ms=5)
+
 REQUESTS: tuple[wire.Request[object], ...] = (
     wire.Hello(
         protocol=1, protocol_min=1, session="s", worker="w", pid=7, namespace="pid:[4026531836]", command="python x",
@@ -93,6 +95,9 @@ REQUESTS: tuple[wire.Request[object], ...] = (
     wire.EventsWait(run="r1-test", after=4),
     wire.StatusGet(limit=1_000),
     wire.RunsStatus(run="r1-test"),
+    wire.KeysCreate(space="s", permissions=("work",), name="ci"),
+    wire.KeysList(),
+    wire.KeysRevoke(key="k1-test"),
 )  # fmt: skip
 REPLIES: tuple[wire.Reply, ...] = (
     wire.Ok(),
@@ -138,6 +143,8 @@ REPLIES: tuple[wire.Reply, ...] = (
         names={"p1-test": "s"},
     ),
     wire.RunStatusView(run=_run, workers=(_holder,), waiting=(_waiting,)),
+    wire.KeyCreated(id="k1-test", secret="rsk_k1-test_x", space="s", permissions=("work",), name="ci"),
+    wire.KeyList(keys=(_key,)),
 )  # fmt: skip
 PUSHES: tuple[wire.Push, ...] = (
     wire.Parked(call=5, ticket=2**45, behind=(3,)),

@@ -29,7 +29,7 @@ FUNCTION_LINES_MAX = 70  # signature and body, without the docstring
 FILE_LINES_MAX = 500
 
 LONG_FILES = {
-    "client/runstate/wire.py": 1_000,  # every message, in one place by design
+    "client/runstate/wire.py": 1_050,  # every message, in one place by design
 }
 LONG_FUNCTIONS: dict[str, int] = {}
 
@@ -61,6 +61,7 @@ NOUNS_STAND_ON = {  # beside the foundation
     "events": {"runs"},
     "sessions": {"runs", "once", "queues", "slots", "budgets"},  # what the end of a session means for each
     "status": {"runs"},
+    "keys": set(),
     "tidy": {"once", "queues", "timers", "barriers"},
 }
 SILENT = {"runstate", "runstated"}  # what they have to say goes through errors and logs

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import click
 
-from . import budgets, demo, limits, slots, status
+from . import budgets, demo, keys, limits, slots, status
 
 
 def _print_version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
@@ -45,6 +45,7 @@ cli.add_command(status.command)
 cli.add_command(limits.command)
 cli.add_command(slots.command)
 cli.add_command(budgets.command)
+cli.add_command(keys.command)
 cli.add_command(demo.command)
 
 

@@ -87,38 +87,23 @@ def default_target() -> Target:
     return Target(state_dir, paths.socket_path(state_dir))
 
 
+FORMS = "unix:///path, tcp://host:port or tls://host:port"
+
+
 def dial(address: str, *, deadline: float) -> socket.socket:
-    """A connected socket to an address that was named: `unix:///path` or `tcp://host:port`. Nothing is started."""
+    """A connected socket to an address that was named: `unix:///path`, `tcp://host:port` or `tls://host:port`. Nothing
+    is started."""
     scheme, separator, rest = address.partition("://")
     if separator and scheme == "unix" and rest.startswith("/"):
         connected = knock(paths.fit(Path(rest)), deadline=deadline)
         if connected is None:
             raise unavailable(f"nothing listens on {address}")
         return connected
-    if separator and scheme == "tcp":
-        return _dial_tcp(address, deadline)
-    raise errors.ConfigError(f"the address {address!r} is not of the form unix:///path or tcp://host:port")
+    if separator and scheme in ("tcp", "tls"):
+        from . import remote
 
-
-def _dial_tcp(address: str, deadline: float) -> socket.socket:
-    from urllib.parse import urlsplit
-
-    try:
-        parts = urlsplit(address)
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        host = port = None
-    if not host or not port:
-        raise errors.ConfigError(f"the address {address!r} is not of the form tcp://host:port")
-    try:
-        connected = socket.create_connection((host, port), timeout=max(0.01, deadline - time.monotonic()))
-    except OSError as error:
-        if error.errno in DENIED:
-            raise unavailable(denied(f"connecting to {address}", error, None)) from error
-        raise unavailable(f"cannot connect to {address}: {error.strerror or error}") from error
-    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # a frame is a whole request: do not hold it back
-    connected.settimeout(None)
-    return connected
+        return remote.dial(address, deadline)
+    raise errors.ConfigError(f"the address {address!r} is not of the form {FORMS}")
 
 
 def find(target: Target, *, deadline: float) -> socket.socket | None:

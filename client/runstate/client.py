@@ -77,12 +77,12 @@ class Core:
         key = self.setting("api_key", "RUNSTATE_API_KEY")
         if url is not None:
             url = units.text(url, "base_url", 4096).rstrip("/")
-            if not url.startswith(("unix://", "tcp://")):
+            if not url.startswith(("unix://", "tcp://", "tls://")):
                 raise errors.ConfigError(
-                    f"base_url {url!r} is not of the form unix:///path or tcp://host:port; without it the daemon of"
-                    " this user is used"
+                    f"base_url {url!r} is not of the form unix:///path, tcp://host:port or tls://host:port; without it"
+                    " the daemon of this user is used"
                 )
-            if url.startswith("tcp://") and key is None:
+            if not url.startswith("unix://") and key is None:
                 raise errors.ConfigError("over TCP a key is needed: set RUNSTATE_API_KEY or api_key")
         space = self.setting("space_id", "RUNSTATE_SPACE_ID") or DEFAULT_SPACE
         worker = self.setting("worker", None)

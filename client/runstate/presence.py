@@ -32,6 +32,9 @@ class LockInfo:
     socket: str = ""  # "" until the daemon listens
     birth: str = ""  # the process's start time as the kernel counts it: with the pid, it names one process for good
     log: str = ""
+    tcp: str = ""  # host:port, where it listens for clients over TCP
+    http: str = ""  # host:port, where it serves the HTTP API
+    tls: bool = False  # both with TLS
 
     def encode(self) -> bytes:
         return json.dumps(asdict(self)).encode() + b"\n"

@@ -25,7 +25,11 @@ PROTOCOL_MIN = 1
 LEASE_MS_MIN = 5_000
 LEASE_MS_MAX = 600_000
 SETTLE_BY_MS = 3_600_000  # within this time a reservation is to be settled
-PERMISSIONS = ("work", "resource_config", "usage")  # what a key may do: PROTOCOL.md, "Keys and spaces"
+PERMISSIONS: tuple["Permission", ...] = (
+    "work",
+    "resource_config",
+    "usage",
+)  # what a key may do: PROTOCOL.md, "Keys and spaces"
 
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
 Key = Annotated[str, Meta(min_length=1, max_length=512)]
@@ -865,6 +869,59 @@ class RunsStatus(Request[RunStatusView], tag="runs.status", frozen=True):
     run: Id
 
 
+# ---------------------------------------------------------------------------------------------------- keys
+
+
+class KeyCreated(Reply, tag="key.created", frozen=True):
+    """A new key. ``secret`` is said only here."""
+
+    id: str
+    secret: str
+    space: str
+    permissions: tuple[str, ...]
+    name: str = ""
+
+
+class KeysCreate(Request[KeyCreated], tag="keys.create", frozen=True):
+    """Makes a key for a space. Like all verbs of keys, for the owner over the Unix socket only: FORBIDDEN otherwise."""
+
+    permission: ClassVar[str] = ""
+    space: Name = "default"
+    permissions: tuple[Permission, ...] = PERMISSIONS
+    name: Label = ""
+
+
+class KeyView(Struct, kw_only=True, omit_defaults=True, frozen=True):
+    """A key, without its secret."""
+
+    id: str
+    space: str
+    permissions: tuple[str, ...]
+    name: str = ""
+    created_ms: int = 0
+    revoked_ms: int | None = None
+
+
+class KeyList(Reply, tag="keys", frozen=True):
+    """Keys, oldest first."""
+
+    keys: tuple[KeyView, ...] = ()
+
+
+class KeysList(Request[KeyList], tag="keys.list", frozen=True):
+    """All keys, also those that are revoked."""
+
+    permission: ClassVar[str] = ""
+    reads: ClassVar[bool] = True
+
+
+class KeysRevoke(Request[KeyList], tag="keys.revoke", frozen=True):
+    """Ends a key for good, its sessions and connections at once with it; the reply shows it."""
+
+    permission: ClassVar[str] = ""
+    key: Id
+
+
 # ---------------------------------------------------------------------------------------------------- all of them
 
 AnyRequest = (
@@ -906,6 +963,9 @@ AnyRequest = (
     | EventsWait
     | StatusGet
     | RunsStatus
+    | KeysCreate
+    | KeysList
+    | KeysRevoke
 )
 AnyReply = (
     Ok
@@ -937,6 +997,8 @@ AnyReply = (
     | EventsPage
     | StatusView
     | RunStatusView
+    | KeyCreated
+    | KeyList
 )
 AnyPush = Parked | LeaseLost | RunEnded | Reconnect
 

@@ -6,7 +6,7 @@ from version n to n + 1. A statement that has been released is never changed; a 
 
 import sqlite3
 
-from runstated.domain import barriers, budgets, leases, limits, needs, once, queues, runs, sessions, slots, timers
+from runstated.domain import barriers, budgets, keys, leases, limits, needs, once, queues, runs, sessions, slots, timers
 
 APPLICATION_ID = 0x52554E53  # "RUNS", so that `file` and we can tell our database from another
 
@@ -45,7 +45,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         timers.SCHEMA,
         barriers.SCHEMA,
     ),
-    (sessions.SCHEMA_3,),
+    (sessions.SCHEMA_3, keys.SCHEMA),
 )
 VERSION = len(MIGRATIONS)
 

@@ -5,6 +5,7 @@ and the caller come from here. What a verb changes in memory (who waits, which l
 be taken back with its savepoint.
 """
 
+import secrets
 import sqlite3
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ import msgspec
 from runstate import wire
 from runstated.access import OWNER
 from runstated.access import Access as Access
+from runstated.access import StoredKey as StoredKey
 from runstated.lines import EVENTS, Call, Memory, Opening, Settled, Topic
 
 Value = Any
@@ -135,6 +137,14 @@ class Tx:
     def new_id(self, prefix: str) -> str:
         """A new id such as ``r12-4f9a``: the suffix tells databases apart, for clients that outlive a deleted one."""
         return f"{prefix}{self._memory.count(prefix)}-{self._instance}"
+
+    def random_text(self) -> str:
+        """256 random bits as text, for a secret."""
+        return secrets.token_urlsafe(32)
+
+    def set_keys(self, keys: tuple[StoredKey, ...]) -> None:
+        """The keys have changed: these are all, from the commit on."""
+        self._memory.keys.append(keys)
 
     def emit(self, event: str, run: str, data: dict[str, Value]) -> None:
         """Records an event of a run."""

@@ -352,11 +352,14 @@ class Daemon(Home):
 class Raw:
     """A client that does only what it is told: for frames that no good client sends."""
 
-    def __init__(self, path: Path) -> None:
-        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    def __init__(self, place: Path | socket.socket) -> None:
+        """``place``: a Unix socket's path, or a socket that is connected."""
+        is_path = isinstance(place, Path)
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) if is_path else place
         self.socket.settimeout(PATIENCE_S)
         try:
-            self.socket.connect(str(path))
+            if is_path:
+                self.socket.connect(str(place))
         except BaseException:
             self.socket.close()
             raise
