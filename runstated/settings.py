@@ -162,13 +162,13 @@ def _read_file(option: str | None, environ: Mapping[str, str]) -> tuple[Path, di
 FILE_KEYS = (
     "state_dir",
     "socket",
-    "sync",
-    "log_level",
     "tcp",
     "http",
     "tls_cert",
     "tls_key",
     "allow_plaintext",
+    "sync",
+    "log_level",
 )
 
 

@@ -53,8 +53,8 @@ _key = wire.KeyView(id="k1-test", space="s", permissions=("work",), name="ci", c
 
 REQUESTS: tuple[wire.Request[object], ...] = (
     wire.Hello(
-        protocol=1, protocol_min=1, session="s", worker="w", pid=7, namespace="pid:[4026531836]", command="python x",
-        space="other", key="secret", client="python/1", runs=("r1-test",),
+        protocol=1, protocol_min=1, session="s", worker="w", pid=7, command="python x",
+        space="other", key="secret", runs=("r1-test",),
     ),
     wire.Bye(),
     wire.Ack(calls=(1, 2)),

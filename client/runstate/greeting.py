@@ -95,7 +95,6 @@ def hello(address: Address, session: str, runs: Iterable[str]) -> wire.Hello:
         session=session,
         worker=address.worker or f"{socket.gethostname()}-{os.getpid()}",
         pid=os.getpid(),
-        namespace=_namespace(),
         command=" ".join(sys.argv)[:COMMAND_CHARACTERS_MAX].encode("utf-8", "replace").decode(),
         space=address.space,
         key=address.key,
@@ -109,13 +108,6 @@ def refused(error: wire.Error) -> errors.RunstateError:
     mapped.run = error.run
     mapped.may_retry = error.retryable
     return mapped
-
-
-def _namespace() -> str:
-    try:
-        return os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return ""
 
 
 _twin_looked_for = False

@@ -147,8 +147,8 @@ class Welcome(Reply, tag="welcome", frozen=True):
 class Hello(Request[Welcome], tag="hello", frozen=True):
     """The first frame of every connection.
 
-    ``session``: chosen by the client, random, the same on each reconnect. ``pid`` and ``namespace`` (the text of the
-    link /proc/self/ns/pid) as the client sees them. ``runs``: the runs joined so far. ``ack``: see ``Ack``.
+    ``session``: chosen by the client, random, the same on each reconnect. ``pid`` as the client sees it. ``space`` and
+    ``key``: over TCP the key must be one of the space. ``runs``: the runs joined so far.
     """
 
     protocol: int
@@ -156,11 +156,9 @@ class Hello(Request[Welcome], tag="hello", frozen=True):
     session: Id
     worker: Label
     pid: Annotated[int, Meta(ge=0, le=2**31)] = 0
-    namespace: Label = ""
     command: Text = ""
     space: Name = "default"
     key: Label | None = None
-    client: Label = ""
     runs: tuple[Id, ...] = ()
 
 
@@ -882,12 +880,12 @@ class KeyCreated(Reply, tag="key.created", frozen=True):
     name: str = ""
 
 
-class KeysCreate(Request[KeyCreated], tag="keys.create", frozen=True):
+class KeysCreate(Request[KeyCreated], tag="keys.create", kw_only=True, frozen=True):
     """Makes a key for a space. Like all verbs of keys, for the owner over the Unix socket only: FORBIDDEN otherwise."""
 
     permission: ClassVar[str] = ""
     space: Name = "default"
-    permissions: tuple[Permission, ...] = PERMISSIONS
+    permissions: tuple[Permission, ...]
     name: Label = ""
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from runstate import framing, wire
 from tests.messages import ALL, PUSHES, REPLIES, REQUESTS, tag
 
+REMOVED = {"request hello": ("namespace", "client")}  # fields that older clients send and nobody reads
 FRAMES = sorted((Path(__file__).parents[1] / "golden").glob("frames*.json"))  # those of each version
 HANDLED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)  # what the server answers, see server.py
 DECODERS = {"request": wire.decode_request, "reply": wire.decode_reply, "push": wire.decode_push}
@@ -61,7 +62,10 @@ def test_golden_frames_are_read_for_ever_and_mean_what_they_did(path: Path) -> N
         ((request_id, body),) = framing.Splitter().feed(bytes.fromhex(digits))
         message = DECODERS[name.partition(" ")[0]](body)
         assert request_id == 7
-        assert (name.partition(" ")[2], wire.encode(message)) == (tag(message), body)
+        meant = msgspec.msgpack.decode(body)
+        for gone in REMOVED.get(name, ()):
+            meant.pop(gone, None)
+        assert (name.partition(" ")[2], msgspec.msgpack.decode(wire.encode(message))) == (tag(message), meant)
 
 
 def test_the_newest_golden_frames_are_of_all_messages_as_they_are_now() -> None:

@@ -109,7 +109,7 @@ def story(h: Faulty) -> list[Any]:
     a, b, c = h.session("a"), h.session("b"), h.session("c")
     said: list[Any] = []
     run = ask(a, wire.RunsJoin(name="job")).run
-    made = ask(a, wire.KeysCreate(space="other"))  # not told: its secret is random
+    made = ask(a, wire.KeysCreate(space="other", permissions=("work",)))  # not told: its secret is random
     ask(a, wire.KeysRevoke(key=made.id))
     ask(a, wire.KeysList())
     below = ask(a, wire.RunsChild(parent=run, name="below", deadline_ms=h.clock.wall_ms() + 90_000)).run

@@ -69,7 +69,7 @@ def test_a_bad_value_names_its_place_and_what_is_allowed(environ: dict[str, str]
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("colour = 3\n", r"unknown key 'colour'; allowed are state_dir, socket, sync, log_level"),
+        ("colour = 3\n", r"unknown key 'colour'; allowed are state_dir, socket, tcp, http, "),
         ("sync = 3\n", r"sync must be a text that is not empty, not 3"),
         ('socket = ""\n', r"socket must be a text"),
         ("sync = \n", r"is not valid TOML"),
@@ -95,3 +95,40 @@ def test_an_empty_option_is_refused(environ: dict[str, str]) -> None:
 def test_settings_cannot_be_changed(environ: dict[str, str]) -> None:
     with pytest.raises(FrozenInstanceError):
         settings.load({}, environ).sync = "normal"  # type: ignore[misc]
+
+
+# ------------------------------------------------------------------ beyond the socket
+
+
+@pytest.mark.parametrize(
+    ("text", "shown", "is_loopback"),
+    [
+        ("127.0.0.1:7700", "127.0.0.1:7700", True),
+        ("localhost:0", "localhost:0", True),
+        ("[::1]:80", "[::1]:80", True),
+        ("0.0.0.0:7700", "0.0.0.0:7700", False),
+        ("localhost.example.org:1", "localhost.example.org:1", False),
+    ],
+)
+def test_an_endpoint_is_a_host_and_a_port(environ: dict[str, str], text: str, shown: str, *, is_loopback: bool) -> None:
+    found = settings.load({"tcp": text, "allow_plaintext": "yes"}, environ).tcp
+    assert found is not None
+    assert (str(found), found.is_loopback) == (shown, is_loopback)
+
+
+@pytest.mark.parametrize("text", ["7700", ":7700", "host:", "host:x", "host:65536", "host:-1", "host:²"])
+def test_an_endpoint_that_is_none_is_refused(environ: dict[str, str], text: str) -> None:
+    with pytest.raises(settings.SettingsError, match=r"RUNSTATED_HTTP: http is .* it must be HOST:PORT"):
+        settings.load({}, environ | {"RUNSTATED_HTTP": text})
+
+
+@pytest.mark.parametrize("key", ["tcp", "http"])
+def test_what_others_can_reach_needs_tls_or_a_word(environ: dict[str, str], key: str) -> None:
+    with pytest.raises(settings.SettingsError, match=r"--tls-cert.*--allow-plaintext"):
+        settings.load({key: "0.0.0.0:1"}, environ)
+    assert settings.load({key: "0.0.0.0:1", "tls_cert": "/c", "tls_key": "/k"}, environ).tls_cert == Path("/c")
+
+
+def test_a_certificate_needs_its_key(environ: dict[str, str]) -> None:
+    with pytest.raises(settings.SettingsError, match="needed together"):
+        settings.load({"tls_cert": "/c"}, environ)

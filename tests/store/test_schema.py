@@ -41,7 +41,7 @@ def test_a_new_file_gets_the_id_the_version_and_all_tables(connection: sqlite3.C
     assert connection.execute("PRAGMA application_id").fetchone() == (int.from_bytes(b"RUNS", "big"),)
     assert connection.execute("PRAGMA user_version").fetchone() == (schema.VERSION,)
     assert tables(connection) == [
-        "arrivals", "barriers", "budgets", "counters", "events", "jobs", "leases", "ledger", "limits", "needs",
+        "arrivals", "barriers", "budgets", "counters", "events", "jobs", "keys", "leases", "ledger", "limits", "needs",
         "once_keys", "pools", "queue_counts", "queue_needs", "queues", "replies", "reservations", "runs", "sessions",
         "timers", "units",
     ]  # fmt: skip
