@@ -198,7 +198,7 @@ def test_an_address_of_another_form_is_refused(state_dir: Path, monkeypatch: pyt
     monkeypatch.setenv("RUNSTATE_BASE_URL", "http://example.org")
     answer = run()
     assert answer.exit_code == 1
-    assert "is not of the form unix:///path or tcp://host:port" in answer.stderr
+    assert "is not of the form unix:///path, tcp://host:port or tls://host:port" in answer.stderr
 
 
 def test_a_sandbox_that_denies_is_named_and_exit_code_4(state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
