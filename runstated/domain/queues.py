@@ -107,7 +107,7 @@ def declare(tx: Tx, request: wire.QueuesDeclare) -> wire.QueueView:
     if request.needs is not None:
         tx.run(
             "UPDATE queues SET needs = :needs WHERE space = :space AND queue = :queue",
-            needs=needs.number(tx, request.needs),
+            needs=needs.number(tx, request.needs, request.queue),
             space=tx.caller.space,
             queue=request.queue,
         )
@@ -129,7 +129,7 @@ def send(tx: Tx, request: wire.QueuesSend) -> wire.JobView:
     if known is not None:
         return jobs.view(jobs.Job(*known))
     job = tx.new_id("j")
-    wanted = needs.OF_QUEUE if request.needs is None else needs.number(tx, request.needs)
+    wanted = needs.OF_QUEUE if request.needs is None else needs.number(tx, request.needs, request.queue)
     if wanted != needs.OF_QUEUE:
         _note_needs(tx, request.queue, wanted)
     tx.run(

@@ -100,10 +100,31 @@ def test_what_does_not_exist_is_not_found(a: Client, run: str, kind: str) -> Non
     a.refused("NOT_FOUND", wire.QueuesSend(run=run, queue="q", key="1", input="1", needs=wanted))
 
 
-@pytest.mark.parametrize("wanted", [of(gpu=3), of(api=3)])
-def test_more_units_than_there_are_is_refused_at_once(a: Client, run: str, wanted: wire.Needs) -> None:
-    a.refused("VALIDATION_FAILED", wire.QueuesDeclare(queue="q", needs=wanted))
-    a.refused("VALIDATION_FAILED", wire.QueuesSend(run=run, queue="q", key="1", input="1", needs=wanted))
+@pytest.mark.parametrize(
+    ("wanted", "name", "sizes"),
+    [
+        (of(gpu=3), "gpu", ("3", "2")),
+        (of(api=3), "api", ("3", "2")),
+        (of(llm=101), "llm", ("101", "100")),
+    ],
+)
+def test_more_than_there_is_in_all_is_refused_at_once(
+    a: Client, run: str, wanted: wire.Needs, name: str, sizes: tuple[str, str]
+) -> None:
+    members = (wire.GroupMember(key="1", input="1"),)
+    for request in (
+        wire.QueuesDeclare(queue="q", needs=wanted),
+        wire.QueuesSend(run=run, queue="q", key="1", input="1", needs=wanted),
+        wire.GroupsSubmit(run=run, queue="q", members=members, needs=wanted),
+    ):
+        message = a.refused("VALIDATION_FAILED", request).message
+        assert all(f" {word}" in message for word in ("q", name, *sizes)), message
+    assert a.h.value("SELECT count(*) FROM jobs") == 0
+
+
+def test_all_that_there_is_may_be_needed(a: Client, w: Client, run: str) -> None:
+    send(a, run, "1", of(gpu=2, api=2, llm=100))
+    assert len(w.ask(admit(run)).jobs) == 1
 
 
 @pytest.mark.parametrize("kind", ["slots", "limits", "budgets"])
