@@ -392,8 +392,12 @@ class Executor:
             sessions.end(tx, entry.session, entry.how)
         elif isinstance(entry, Away):
             memory.set_away(entry.session, entry.away)
-            # Those behind a call that is passed over from now on may be content with less than it wants.
-            tx.woken += [line for call in memory.of_session(entry.session) for line in call.lines]
+            # Those behind a call that is passed over from now on may be content with less than it wants. And a call that
+            # is not passed over any more has missed what has woken its lines meanwhile.
+            calls = memory.of_session(entry.session)
+            tx.woken += [line for call in calls for line in call.lines if line[0] not in HOLD_UP_NOBODY]
+            if not entry.away:
+                memory.overtaken.update((call.key, None) for call in calls)
         elif isinstance(entry, Cancelled):
             if memory.leave((entry.session, entry.request_id)) is None:
                 sessions.give_back(tx, entry.session, entry.request_id)

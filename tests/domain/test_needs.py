@@ -602,3 +602,18 @@ def test_a_repeat_of_admit_takes_once(h: Harness, a: Client, w: Client, run: str
 def test_a_set_of_needs_that_wants_nothing_is_nothing(h: Harness) -> None:
     assert not needs.get(h.tx(), needs.OF_QUEUE)
     assert not needs.Wants()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_worker_that_stands_in_a_line_for_an_older_job_does_not_hold_up_its_younger_one(
+    h: Harness, a: Client, d: Client, run: str, workers: int
+) -> None:
+    a.ask(wire.LimitsDeclare(limit="slow", max=1, per_seconds=3600))
+    d.ask(wire.LimitsTake(run=run, limit="slow"))
+    d.ask(units(run, 2))
+    both = wire.Needs(limits=(wire.UnitsNeeded(name="api"), wire.UnitsNeeded(name="slow")))
+    send(a, run, "older", both)
+    younger = send(a, run, "younger", of(api=1))
+    waits = [h.session(f"w{number}").waits(admit(run)) for number in range(workers)]
+    h.pass_ms(MINUTE_MS)  # a new window of the one limit: only the younger job has all it needs
+    assert [job.job for wait in waits if wait.reply for job in wait.reply.jobs] == [younger]
