@@ -72,7 +72,7 @@ class Call:
     ticket: int
     since_ms: int
     until: int | None
-    late: wire.Reply
+    late: wire.Reply | Callable[[Any], wire.Reply]
     lines: tuple[Topic, ...]
     signals: tuple[Topic, ...]
     aside: bool = False
@@ -322,7 +322,8 @@ class Memory:
 
     def position(self, call: Call) -> int:
         """How many stand before the call, in the line where it is furthest back (for display)."""
-        return max((bisect_left(self._lines.get(line, []), call.place_in(line)) for line in call.lines), default=0)
+        lines = [line for line in call.lines if line[0] != WATCH]
+        return max((bisect_left(self._lines.get(line, []), call.place_in(line)) for line in lines), default=0)
 
     def set_away(self, session: str, away: bool) -> None:
         """The calls of a session keep their places, and are passed over while it is away."""

@@ -84,7 +84,8 @@ def signal(run: str) -> Topic:
 
 
 def watch(run: str) -> Topic:
-    """Where workers stand for a job of the run that cannot start yet: it holds up nobody once its run is over."""
+    """Where those stand who look again when the run ends: workers for a job of it that cannot start yet, which holds up
+    nobody then; and those who wait for a job of it."""
     return (WATCH, "run", run)
 
 

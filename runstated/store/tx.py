@@ -6,7 +6,7 @@ be taken back with its savepoint.
 """
 
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,14 +35,14 @@ class Parked:
     """A verb's answer when it cannot answer yet. What it wrote stays; a second run of it must leave that alone.
 
     ``lines``: served by age, one after the other, by running the verb again. ``signals``: answered all at once with
-    the value that settled them. ``late``: the reply when the wait is over. ``aside``: it stands in some of its lines
-    only because it has there what it wants, so whoever comes to stand before it makes it look again. ``ages``: by whose
-    age it stands in a line, if not by its own: that of the job for which it stands there.
+    the value that settled them. ``late``: the reply when the wait is over, or what tells it then. ``aside``: it stands
+    in some of its lines only because it has there what it wants, so whoever comes to stand before it makes it look
+    again. ``ages``: by whose age it stands in a line, if not by its own: that of the job for which it stands there.
     """
 
     lines: tuple[Topic, ...]
     signals: tuple[Topic, ...]
-    late: wire.Reply
+    late: "wire.Reply | Callable[[Tx], wire.Reply]"
     aside: bool = False
     ages: Mapping[Topic, int] = field(default_factory=dict)
 

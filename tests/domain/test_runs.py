@@ -166,10 +166,12 @@ def test_end_answers_all_that_wait_in_the_tree(h: Harness, a: Client) -> None:
     job = a.ask(wire.QueuesSend(run=below.run, queue="q", key="1", input="1", attempts=3)).job
     waits = [
         b.waits(wire.OnceAcquire(run=root.run, key="k")),
-        b.waits(wire.QueuesResult(job=job)),
+        b.waits(wire.GroupsEnded(run=below.run)),
         c.waits(wire.QueuesAdmit(queues=(wire.AdmitFrom(run=root.run, queue="other"),))),
     ]
+    result = b.waits(wire.QueuesResult(job=job))
     a.ask(wire.RunsEnd(run=root.run, state="stopped"))
+    assert result.reply == wire.JobView(job=job, state="cancelled", reason="scope_cancelled")
     assert [(wait.reply.code, wait.reply.run) for wait in waits] == [
         ("SCOPE_CANCELLED", root.run),
         ("SCOPE_CANCELLED", below.run),
@@ -305,10 +307,10 @@ def test_a_tree_of_100_runs_with_10000_jobs_is_stopped_in_one_batch_and_tidied_i
     h.connection.execute("INSERT INTO queue_counts VALUES ('default', 'q', 'ready', 10000)")
     other = h.session("o").ask(wire.RunsJoin(name="other")).run
     a.ask(wire.SlotsAcquire(run=other, pool="gpu", max=1))
-    waits = []
+    waits, results = [], []
     for number, run in enumerate(runs_):
         w = h.session(f"w{number}")
-        waits.append(w.waits(wire.QueuesResult(job=f"x{number}-1")))
+        results.append(w.waits(wire.QueuesResult(job=f"x{number}-1")))
         waits.append(w.waits(wire.SlotsAcquire(run=run, pool="gpu")))
         waits.append(w.waits(wire.TimersSleep(run=run, name="t", after_ms=3_600_000)))
         waits.append(w.waits(wire.BarriersArrive(run=run, name="b", count=2, worker="w")))
@@ -324,6 +326,7 @@ def test_a_tree_of_100_runs_with_10000_jobs_is_stopped_in_one_batch_and_tidied_i
     a.ask(wire.RunsEnd(run=root, state="stopped"))
     assert commits == 1
     assert {request.reply.code for request in waits} == {"SCOPE_CANCELLED"}
+    assert {request.reply.state for request in results} == {"cancelled"}
     assert h.connection.total_changes - changed < 500, "the rows of the jobs are left for later"
     h.clock.pass_ms(tidy.KEPT_MS)
     steps, left = 0, 10_000
