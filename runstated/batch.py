@@ -40,12 +40,14 @@ class Deadlock(Refusal):
 
 
 class Lost(Exception):
-    """The transaction is gone. ``index``: the entry at fault, None when it was BEGIN or COMMIT."""
+    """The transaction is gone. ``index``: the entry at fault, None when it was BEGIN or COMMIT. ``in_commit``: nobody
+    knows whether it took place."""
 
-    def __init__(self, index: int | None, cause: sqlite3.Error) -> None:
+    def __init__(self, index: int | None, cause: sqlite3.Error, *, in_commit: bool = False) -> None:
         super().__init__(str(cause))
         self.index = index
         self.cause = cause
+        self.in_commit = in_commit
 
 
 # ---------------------------------------------------------------------------------------------------- entries
@@ -160,7 +162,7 @@ class Executor:
             connection.execute("COMMIT")
         except sqlite3.Error as error:
             self._take_back(connection)
-            raise Lost(None, error) from error
+            raise Lost(None, error, in_commit=True) from error
         self.memory.commit()
         return done
 
@@ -458,10 +460,11 @@ class Executor:
             self._again(tx, call)
 
 
-def unavailable(cause: object) -> wire.Error:
-    """The answer while the daemon cannot serve; the caller may try again."""
+def unavailable(cause: object, *, is_known: bool = True) -> wire.Error:
+    """The answer while the daemon cannot serve; the caller may try again. ``is_known``: that nothing was recorded."""
+    outcome = "nothing was recorded" if is_known else "whether this request was recorded is not known: repeat it"
     return wire.Error(
         code="UNAVAILABLE",
-        message=f"the daemon cannot write to its database ({cause}); nothing was recorded",
+        message=f"the daemon cannot write to its database ({cause}); {outcome}",
         retryable=True,
     )
