@@ -44,6 +44,11 @@ SCHEMA_2 = """
 ALTER TABLE runs ADD COLUMN is_group INTEGER NOT NULL DEFAULT 0;
 """
 
+# Of the tidied runs those that may go are found without a look at the others.
+SCHEMA_TIDIED = """
+CREATE INDEX runs_tidied ON runs (ended_ms) WHERE state <> 'active' AND tidied = 1;
+"""
+
 COLUMNS = "run, space, name, parent, path, state, deadline_ms, owner, created_ms"
 EXPIRED_IN_ONE_STEP = 50
 

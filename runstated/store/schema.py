@@ -45,6 +45,8 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         timers.SCHEMA,
         barriers.SCHEMA,
     ),
+    # Tidying in small steps.
+    (runs.SCHEMA_TIDIED,),
 )
 VERSION = len(MIGRATIONS)
 

@@ -133,7 +133,7 @@ class Tx:
         if self._memory.listeners:
             row = self.one("SELECT path FROM runs WHERE run = :run", run=run)
             if row is not None:
-                self.woken.append((EVENTS, row[0].strip("/").split("/")[0]))
+                self.woken += [(EVENTS, each) for each in row[0].strip("/").split("/")]
 
     # -- those who wait
 

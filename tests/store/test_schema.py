@@ -155,7 +155,7 @@ def test_a_database_of_version_1_is_migrated_in_one_step(tmp_path: Path) -> None
     jobs = "SELECT job, state, attempt, age FROM jobs ORDER BY job"
     before = connection.execute(jobs).fetchall()
     schema.migrate(connection)
-    assert connection.execute("PRAGMA user_version").fetchone() == (2,)
+    assert connection.execute("PRAGMA user_version").fetchone() == (schema.VERSION,)
     assert connection.execute(jobs).fetchall() == before
     assert connection.execute("SELECT space, queue, needs FROM queue_needs").fetchall() == [("default", "q", 0)]
     assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
