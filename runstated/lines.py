@@ -123,6 +123,7 @@ class Memory:
     due_ms: int | None = None
     due_lease_ms: int | None = None
     windows: dict[str, Opening] = field(default_factory=dict)  # of limits
+    looked_after: set[int] = field(default_factory=set)  # tokens; one too many only makes somebody look in vain
     listeners: int = 0  # calls that wait for events
     _lines: dict[Topic, list[tuple[int, int, CallKey]]] = field(default_factory=dict)
     _aside: dict[Topic, dict[CallKey, None]] = field(default_factory=dict)
@@ -162,6 +163,8 @@ class Memory:
         """The changes are on disk: there is no way back."""
         self._undo.clear()
         self.counters_changed.clear()
+        if self.looked_after:
+            self.looked_after.intersection_update(self.holds)
         if len(self._lapses) > 2 * len(self.holds) + STALE_MAX or len(self._lates) > 2 * len(self.calls) + STALE_MAX:
             self.requeue()
 

@@ -206,7 +206,13 @@ class Tx:
 
     def let_go(self, token: int) -> None:
         """A lease has ended."""
+        if token in self._memory.looked_after:
+            self.due(self.now_ms)
         self._memory.let_go(token)
+
+    def look_after(self, token: int) -> None:
+        """When this lease ends, there is something for a noun's ``tick``."""
+        self._memory.looked_after.add(token)
 
     # -- the cache of settled results
 

@@ -351,3 +351,37 @@ def test_a_group_ends_with_its_session_also_while_something_is_held_in_it(h: Har
         b.ask(wire.OnceAcquire(run=run, key="k"))
     a.die()
     assert h.rows("SELECT run FROM runs WHERE state = 'active' ORDER BY run") == [(root,), (child,)]
+
+
+@pytest.mark.parametrize("how", ["complete", "release", "lapse", "death", "restart"])
+def test_a_child_run_whose_session_is_gone_ends_with_the_last_hold_in_it(h: Harness, a: Client, how: str) -> None:
+    owner, w = h.session("owner"), h.session("w")
+    root = join(a).run
+    run = owner.ask(wire.RunsChild(parent=root)).run
+    below = w.ask(wire.RunsChild(parent=run)).run
+    first = w.ask(wire.OnceAcquire(run=run, key="1")).token
+    last = w.ask(wire.OnceAcquire(run=below, key="2", lease_ms=40_000)).token
+    waits = a.waits(wire.OnceAcquire(run=run, key="1"))
+    owner.die()
+    h.tick_if_due()
+    state = lambda: a.ask(wire.RunsGet(run=run)).state  # noqa: E731
+    assert state() == "active", "something in it is held"
+    waits.cancel()
+    w.ask(wire.OnceComplete(run=run, key="1", token=first, result="1"))
+    h.tick_if_due()
+    assert state() == "active"
+    if how == "restart":
+        h.start()
+        h.tick_if_due()
+    if how in ("complete", "restart"):
+        w.submit(wire.OnceComplete(run=below, key="2", token=last, result="1"))
+    elif how == "release":
+        w.ask(wire.Release(token=last))
+    elif how == "death":
+        w.die()
+    else:
+        h.pass_ms(40_000)
+    h.tick_if_due()
+    assert state() == "stopped"
+    assert a.ask(wire.RunsGet(run=root)).state == "active"
+    assert h.memory.looked_after == set()
