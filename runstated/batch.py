@@ -12,7 +12,7 @@ Then nothing of the batch counts, in the file or in memory, and ``Lost`` names t
 import logging
 import sqlite3
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter_ns
 from typing import Any, TypeAlias
 
@@ -40,12 +40,14 @@ class Deadlock(Refusal):
 
 
 class Lost(Exception):
-    """The transaction is gone. ``index``: the entry at fault, None when it was BEGIN or COMMIT."""
+    """The transaction is gone. ``index``: the entry at fault, None when it was BEGIN or COMMIT. ``in_commit``: nobody
+    knows whether it took place."""
 
-    def __init__(self, index: int | None, cause: sqlite3.Error) -> None:
+    def __init__(self, index: int | None, cause: sqlite3.Error, *, in_commit: bool = False) -> None:
         super().__init__(str(cause))
         self.index = index
         self.cause = cause
+        self.in_commit = in_commit
 
 
 # ---------------------------------------------------------------------------------------------------- entries
@@ -160,7 +162,7 @@ class Executor:
             connection.execute("COMMIT")
         except sqlite3.Error as error:
             self._take_back(connection)
-            raise Lost(None, error) from error
+            raise Lost(None, error, in_commit=True) from error
         self.memory.commit()
         return done
 
@@ -279,24 +281,22 @@ class Executor:
         if isinstance(answer, Parked):
             assert isinstance(request, wire.WaitingRequest), "only a request that may wait is parked"
             until = None if request.wait_ms is None else ask.arrived + request.wait_ms
-            self._park(
-                tx,
-                Call(
-                    session=ask.session,
-                    access=ask.access,
-                    request_id=ask.request_id,
-                    request=request,
-                    rank=rank,
-                    ticket=ask.ticket,
-                    since_ms=tx.now_ms,
-                    until=until,
-                    late=answer.late,
-                    lines=answer.lines,
-                    signals=answer.signals,
-                    aside=answer.aside,
-                    ages=answer.ages,
-                ),
+            call = Call(
+                session=ask.session,
+                access=ask.access,
+                request_id=ask.request_id,
+                request=request,
+                rank=rank,
+                ticket=ask.ticket,
+                since_ms=tx.now_ms,
+                until=until,
+                late=answer.late,
+                lines=answer.lines,
+                signals=answer.signals,
+                aside=answer.aside,
+                ages=answer.ages,
             )
+            self._park(tx, call)
         else:
             self._answer(tx, ask.key, request, answer)
 
@@ -313,8 +313,7 @@ class Executor:
     def _park(self, tx: Tx, call: Call) -> None:
         memory = self.memory
         if call.until is not None and call.until <= tx.lease_ms:
-            memory.leave(call.key)
-            memory.replies.append(([call.key], call.late))
+            self._late(tx, call)
             return
         circle = memory.circle(call)
         if circle is not None:
@@ -322,6 +321,12 @@ class Executor:
         memory.park(call)
         behind = tuple(hold.token for hold in memory.holders(call)[:BEHIND_MAX])
         memory.pushes.append((call.session, wire.Parked(call=call.request_id, ticket=call.ticket, behind=behind)))
+
+    def _late(self, tx: Tx, call: Call) -> None:
+        """The time of its wait is over."""
+        self.memory.leave(call.key)
+        reply = call.late if isinstance(call.late, wire.Reply) else call.late(tx)
+        self.memory.replies.append(([call.key], reply))
 
     def _tell_circle(self, tx: Tx, circle: list[Call]) -> str:
         steps = []
@@ -354,14 +359,20 @@ class Executor:
                 continue
             line = next(iter(waiting))
             del waiting[line]
+            went_back = False
             for call in memory.line(line):
                 if call.away or memory.calls.get(call.key) is not call:
                     continue
+                place = call.place_in(line)
                 self._guarded(tx, call.key, lambda call=call: self._again(tx, call))
                 now = memory.calls.get(call.key)
                 if now is not None and line in now.lines and line[0] not in HOLD_UP_NOBODY:
-                    break
+                    if now.place_in(line) <= place:
+                        break
+                    went_back = True  # it stood there for another job before, and may have held up itself
             memory.left[:] = [other for other in memory.left if other != line]
+            if went_back:
+                waiting[line] = None
 
     def _again(self, tx: Tx, call: Call) -> None:
         memory = self.memory
@@ -371,24 +382,15 @@ class Executor:
             memory.leave(call.key)
             self._answer(tx, call.key, call.request, answer)
             return
-        self._park(
-            tx,
-            Call(
-                session=call.session,
-                access=call.access,
-                request_id=call.request_id,
-                request=call.request,
-                rank=call.rank,
-                ticket=call.ticket,
-                since_ms=call.since_ms,
-                until=call.until,
-                late=answer.late,
-                lines=answer.lines,
-                signals=answer.signals,
-                aside=answer.aside,
-                ages=answer.ages,
-            ),
+        stands = replace(  # a new one: the memory may have to go back to how it stood before
+            call,
+            late=answer.late,
+            lines=answer.lines,
+            signals=answer.signals,
+            aside=answer.aside,
+            ages=answer.ages,
         )
+        self._park(tx, stands)
 
     # ------------------------------------------------------------------ what the daemon does by itself
 
@@ -401,8 +403,12 @@ class Executor:
             sessions.end(tx, entry.session, entry.how)
         elif isinstance(entry, Away):
             memory.set_away(entry.session, entry.away)
-            # Those behind a call that is passed over from now on may be content with less than it wants.
-            tx.woken += [line for call in memory.of_session(entry.session) for line in call.lines]
+            # Those behind a call that is passed over from now on may be content with less than it wants. And a call
+            # that is not passed over any more has missed what has woken its lines meanwhile.
+            calls = memory.of_session(entry.session)
+            tx.woken += [line for call in calls for line in call.lines if line[0] not in HOLD_UP_NOBODY]
+            if not entry.away:
+                memory.overtaken.update((call.key, None) for call in calls)
         elif isinstance(entry, Cancelled):
             if memory.leave((entry.session, entry.request_id)) is None:
                 sessions.give_back(tx, entry.session, entry.request_id)
@@ -424,8 +430,7 @@ class Executor:
         for token in memory.lapsed(tx.lease_ms):
             self._guarded(tx, None, lambda token=token: sessions.lapse(tx, token))
         for call in memory.late(tx.lease_ms):
-            memory.leave(call.key)
-            memory.replies.append(([call.key], call.late))
+            self._guarded(tx, call.key, lambda call=call: self._late(tx, call))
         if memory.take_due(tx.now_ms, tx.lease_ms):
             for tick in dispatch.TICKS:
                 self._guarded(tx, None, lambda tick=tick: self._tick_noun(tx, tick))
@@ -465,10 +470,11 @@ class Executor:
             self._again(tx, call)
 
 
-def unavailable(cause: object) -> wire.Error:
-    """The answer while the daemon cannot serve; the caller may try again."""
+def unavailable(cause: object, *, is_known: bool = True) -> wire.Error:
+    """The answer while the daemon cannot serve; the caller may try again. ``is_known``: that nothing was recorded."""
+    outcome = "nothing was recorded" if is_known else "whether this request was recorded is not known: repeat it"
     return wire.Error(
         code="UNAVAILABLE",
-        message=f"the daemon cannot write to its database ({cause}); nothing was recorded",
+        message=f"the daemon cannot write to its database ({cause}); {outcome}",
         retryable=True,
     )

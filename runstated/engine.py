@@ -3,7 +3,8 @@
     submit ──> what is waiting ──one hop──> batch.Executor on the database's thread ──COMMIT──> replies, pushes
        └─ a settled `once` result is answered from memory; verbs that only read go to the reader's connection
 
-Order inside a batch: what gives something back, then what lapses, then the rest by arrival. Nothing is acknowledged
+Order inside a batch: who lost its connection, what ends a session or gives something back, then what lapses, then the
+rest by arrival. Nothing is acknowledged
 before it is on disk. While the disk refuses, requests get a retryable UNAVAILABLE, the lease clock stands, and what the
 daemon itself has to do (deaths, lapses) is kept until a batch commits.
 """
@@ -19,7 +20,20 @@ from typing import Any, Protocol, TypeVar
 
 from runstate import wire
 from runstated import dispatch
-from runstated.batch import Acked, Ask, Cancelled, Entry, Executor, Lost, Reread, Tick, unavailable
+from runstated.batch import (
+    Acked,
+    Ask,
+    Away,
+    Cancelled,
+    Ended,
+    Entry,
+    Executor,
+    Lost,
+    Opened,
+    Reread,
+    Tick,
+    unavailable,
+)
 from runstated.cache import Cache
 from runstated.clock import Clock
 from runstated.domain import keys, leases, sessions
@@ -166,7 +180,7 @@ class Engine:
 
     def submit(self, entry: Entry, *, first: bool = False) -> None:
         """Anything that wants to be part of a batch."""
-        (self._first if first else self._rest).append(entry)
+        (self._first if first or isinstance(entry, _OF_A_SESSION) else self._rest).append(entry)
         self._wake.set()
 
     def cancel(self, session: str, request_id: int) -> None:
@@ -227,15 +241,16 @@ class Engine:
         if self._alone:
             return self._alone.pop(0)
         # What was kept comes before all that is newer: "away" must not overtake "back again".
-        entries, self._kept = self._kept, []
-        while self._first and len(entries) < BATCH_REQUESTS_MAX:
+        kept, self._kept = self._kept, []
+        entries: list[Entry] = []
+        while self._first and len(kept) + len(entries) < BATCH_REQUESTS_MAX:
             entries.append(self._first.popleft())
         if self._tick_wanted:
             self._tick_wanted = False
             entries.append(Tick())
-        while self._rest and len(entries) < BATCH_REQUESTS_MAX:
+        while self._rest and len(kept) + len(entries) < BATCH_REQUESTS_MAX:
             entries.append(self._rest.popleft())
-        return entries
+        return kept + _away_first(entries)
 
     async def _batch(self, entries: list[Entry]) -> None:
         began = self.clock.steady_ms()
@@ -268,7 +283,7 @@ class Engine:
         for entry in reversed(entries):
             if isinstance(entry, Tick):
                 self._tick_wanted = True
-            elif isinstance(entry, Ask) and entry.request.gives:
+            elif isinstance(entry, _OF_A_SESSION) or (isinstance(entry, Ask) and entry.request.gives):
                 self._first.appendleft(entry)
             else:
                 self._rest.appendleft(entry)
@@ -326,7 +341,7 @@ class Engine:
             await self.store.reopen()
 
     def _refuse(self, entries: list[Entry], lost: Lost) -> None:
-        error = wire.encode(unavailable(lost.cause))
+        error = wire.encode(unavailable(lost.cause, is_known=not lost.in_commit))
         for entry in entries:
             if isinstance(entry, Ask):
                 self._send([entry.key], error)
@@ -439,6 +454,27 @@ class Engine:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)  # a task that nobody refers to may be collected while it runs
         task.add_done_callback(self._tasks.discard)
+
+
+# What becomes of sessions keeps its order: one that has come and died must not be opened after its end.
+_OF_A_SESSION = (Opened, Away, Ended)
+
+
+def _away_first(entries: list[Entry]) -> list[Entry]:
+    """Who has lost its connection by now is passed over by all that is given back in the same batch."""
+    away: list[Entry] = []
+    rest: list[Entry] = []
+    known: set[str] = set()  # sessions that something else became of before
+    for entry in entries:
+        if isinstance(entry, Away) and entry.away and entry.session not in known:
+            away.append(entry)
+            continue
+        if isinstance(entry, Opened):
+            known.add(entry.row.session)
+        elif isinstance(entry, _OF_A_SESSION):
+            known.add(entry.session)
+        rest.append(entry)
+    return away + rest
 
 
 def _leave_on_fault(worker: asyncio.Task[None]) -> None:

@@ -73,7 +73,7 @@ class Call:
     ticket: int
     since_ms: int
     until: int | None
-    late: wire.Reply
+    late: wire.Reply | Callable[[Any], wire.Reply]
     lines: tuple[Topic, ...]
     signals: tuple[Topic, ...]
     aside: bool = False
@@ -130,6 +130,7 @@ class Memory:
     due_ms: int | None = None
     due_lease_ms: int | None = None
     windows: dict[str, Opening] = field(default_factory=dict)  # of limits
+    looked_after: set[int] = field(default_factory=set)  # tokens; one too many only makes somebody look in vain
     listeners: int = 0  # calls that wait for events
     _lines: dict[Topic, list[tuple[int, int, CallKey]]] = field(default_factory=dict)
     _aside: dict[Topic, dict[CallKey, None]] = field(default_factory=dict)
@@ -171,6 +172,8 @@ class Memory:
         """The changes are on disk: there is no way back."""
         self._undo.clear()
         self.counters_changed.clear()
+        if self.looked_after:
+            self.looked_after.intersection_update(self.holds)
         if len(self._lapses) > 2 * len(self.holds) + STALE_MAX or len(self._lates) > 2 * len(self.calls) + STALE_MAX:
             self.requeue()
 
@@ -333,7 +336,8 @@ class Memory:
 
     def position(self, call: Call) -> int:
         """How many stand before the call, in the line where it is furthest back (for display)."""
-        return max((bisect_left(self._lines.get(line, []), call.place_in(line)) for line in call.lines), default=0)
+        lines = [line for line in call.lines if line[0] != WATCH]
+        return max((bisect_left(self._lines.get(line, []), call.place_in(line)) for line in lines), default=0)
 
     def set_away(self, session: str, away: bool) -> None:
         """The calls of a session keep their places, and are passed over while it is away."""

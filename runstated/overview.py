@@ -7,7 +7,7 @@ import msgspec
 from runstate import wire
 from runstated.domain import status
 from runstated.engine import Engine
-from runstated.lines import Call
+from runstated.lines import WATCH, Call
 from runstated.sessions import Sessions
 
 
@@ -64,7 +64,7 @@ class Overview:
 
     def _wait(self, call: Call, names: dict[str, str]) -> wire.WaitView:
         memory = self._engine.memory
-        kind, run, *_ = topic = (*call.lines, *call.signals)[0]
+        kind, run, *_ = topic = next(topic for topic in (*call.lines, *call.signals) if topic[0] != WATCH)
         lacks: tuple[str, ...] = ()
         if kind in status.RESOURCES:
             run = getattr(call.request, "run", run)  # a resource belongs to no run, the call does

@@ -20,7 +20,6 @@ KIB = 1024
 MIB = 1024 * KIB
 
 # -- The wire ----------------------------------------------------------------------------------------------------------
-FRAME_BYTES_MAX = 8 * MIB  # a gather of 100 inputs of 64 KiB, with room; a longer length is noise, not a request
 OPENING_MS = 2_000  # after a restart, lines open at the latest now, when live sessions have not all come back
 HELLO_MS = 10_000  # a connection that has not said hello by now holds a descriptor for nothing
 CONNECTIONS_PER_PROCESS_MAX = 256  # a process that leaks connections is stopped long before the descriptors run out

@@ -329,7 +329,6 @@ def test_the_limits_in_the_document_are_those_of_the_code() -> None:
     assert f"within {settings.RESUME_MS // 1000} s" in section(PROTOCOL, "## Sessions")
     assert f"up to {settings.CONNECTIONS_PER_PROCESS_MAX} connections" in section(PROTOCOL, "## Sessions")
     assert f"at most {settings.OPENING_MS // 1000} s" in section(PROTOCOL, "## Draining")
-    assert settings.FRAME_BYTES_MAX == framing.FRAME_BYTES_MAX
     assert f"version {wire.PROTOCOL}" in PROTOCOL.splitlines()[0]
 
 

@@ -6,7 +6,7 @@ msgpack body. The id stands outside the body so that one encoded reply can go to
 
 from struct import Struct
 
-FRAME_BYTES_MAX = 8 * 1024 * 1024  # far above any message we send; a wrong length must not make us buffer gigabytes
+FRAME_BYTES_MAX = 8 * 1024 * 1024  # a gather of 100 inputs of 64 KiB, with room; a longer length is noise
 
 _HEADER = Struct(">IQ")
 _pack_header = _HEADER.pack

@@ -52,16 +52,22 @@ def inspect(path: Path) -> LockInfo | None:
     except FileNotFoundError:
         return None
     try:
+        info: LockInfo | None = None
         for _ in range(UNREADABLE_RETRIES):
             if not is_held(descriptor):
                 return None
             info = decode(os.pread(descriptor, 65_536, 0))
-            if info is not None:
+            if info is not None and not _is_left_behind(info):
                 return info
             time.sleep(UNREADABLE_WAIT_MS / 1000)
-        return LockInfo()
+        return info or LockInfo()  # a holder of another pid namespace cannot be told from a dead one
     finally:
         os.close(descriptor)
+
+
+def _is_left_behind(info: LockInfo) -> bool:
+    """Whether the text may be that of a holder that has died: the next one has the lock and has not written yet."""
+    return bool(info.birth) and process_birth(info.pid) != info.birth
 
 
 def is_held(descriptor: int) -> bool:

@@ -202,7 +202,5 @@ class Job:
             reason = view.reason or "failed"
             raise errors.TaskFailedError(reason.removeprefix(HANDLER_ERROR), job_id=self._id, reason=reason)
         if view.state == "cancelled":
-            cut_off = errors.StoppedError(f"job {self._id} was cut off: its run is over", code="SCOPE_CANCELLED")
-            self._bound.ended(cut_off)
-            raise cut_off
+            raise self._bound.cut_off(f"job {self._id} was cut off: its run is over")
         raise errors.TimeoutError(f"job {self._id} in {self._queue} had not ended after {timeout} (it is {view.state})")

@@ -108,6 +108,14 @@ class Binding:
             self.over = error
         self.signal._set(error)
 
+    def cut_off(self, message: str) -> errors.StoppedError:
+        """The error for work that ended with the run: why that ended, if it was told (it is, before the answer)."""
+        if self.over is None:
+            code = "SCOPE_CANCELLED"
+            self.ended(errors.StoppedError(message, code=code, status=errors.STATUSES[code]))
+        assert self.over is not None, "set above"
+        return errors.StoppedError(self.over.message, code=self.over.code, status=self.over.status)
+
     def noted(self, error: errors.StoppedError) -> errors.StoppedError:
         """Takes notice of an error that says that a run is over; the same error, to be raised."""
         if self._info is not None and error.run in (self._info.id, None):

@@ -7,7 +7,7 @@ two groups is different work. Results are handed out in the order in which the j
 """
 
 from runstate import wire
-from runstated.domain import queues, runs
+from runstated.domain import jobs, queues, runs
 from runstated.lines import Topic
 from runstated.store.tx import Parked, Tx
 
@@ -42,7 +42,7 @@ def submit(tx: Tx, request: wire.GroupsSubmit) -> wire.GroupView:
 def ended(tx: Tx, request: wire.GroupsEnded) -> wire.GroupEnded | Parked:
     """The jobs that have ended since the cursor, in that order; waits for one more if there are none."""
     runs.active(tx, request.run)
-    views = queues.ended_since(tx, request.run, request.after)
+    views = jobs.ended_since(tx, request.run, request.after)
     if not views:
         late = wire.GroupEnded(cursor=request.after)
         return Parked(lines=(line(request.run),), signals=(runs.signal(request.run),), late=late)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from runstate import wire
-from runstated.domain import leases
+from runstated.domain import leases, runs
 from runstated.lines import Topic
 from runstated.store.tx import Tx
 
@@ -87,8 +87,21 @@ def view(job: Job) -> wire.JobView:
     return wire.JobView(job=job.job, state=job.state, attempt=job.attempt, result=job.result, reason=job.reason)
 
 
-def cancelled(job: Job) -> wire.JobView:
+def seen(tx: Tx, job: Job) -> wire.JobView:
+    """The job as it is for those who ask: what its run's end has cut off is cancelled."""
+    if job.state in ("succeeded", "failed") or runs.refusal(runs.get_any(tx, job.run), tx.now_ms) is None:
+        return view(job)
     return wire.JobView(job=job.job, state="cancelled", attempt=job.attempt, reason="scope_cancelled")
+
+
+def ended_since(tx: Tx, run: str, after: int) -> list[tuple[int, wire.JobView]]:
+    """The jobs of a group that have ended since a cursor, in that order: (cursor, job)."""
+    rows = tx.all(
+        f"SELECT finish, {COLUMNS} FROM jobs WHERE run = :run AND finish > :after ORDER BY finish",
+        run=run,
+        after=after,
+    )
+    return [(row[0], view(Job(*row[1:]))) for row in rows]
 
 
 def emit(tx: Tx, event: str, run: str, job: str, key: str, queue: str, **more: object) -> None:

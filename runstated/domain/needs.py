@@ -58,18 +58,18 @@ class Blocked:
         return self.ages.get(line, age) < age
 
 
-def number(tx: Tx, needs: wire.Needs) -> int:
-    """The number of a set of needs. Raises NotFound for a name that does not exist, ValidationFailed for more units
-    than there are and for a name that occurs twice."""
+def number(tx: Tx, needs: wire.Needs, queue: str) -> int:
+    """The number of a set of needs. Raises NotFound for a name that does not exist, ValidationFailed for more than
+    there is of something and for a name that occurs twice."""
     for named in (needs.slots, needs.limits, needs.budgets):
         names = [need.name for need in named]
         for name in names:
             if names.count(name) > 1:
                 raise ValidationFailed(f"{name} is needed twice: say it once, with all its units")
     wants = Wants(
-        slots=tuple(_slots(tx, need) for need in needs.slots),
-        limits=tuple(_limit(tx, need) for need in needs.limits),
-        budgets=tuple((budgets.find(tx, need.name).id, need.reserve_minor) for need in needs.budgets),
+        slots=tuple(_slots(tx, need, queue) for need in needs.slots),
+        limits=tuple(_limit(tx, need, queue) for need in needs.limits),
+        budgets=tuple(_budget(tx, need, queue) for need in needs.budgets),
     )
     text = msgspec.json.encode(wants).decode()
     row = tx.one("SELECT needs FROM needs WHERE wants = :wants", wants=text)
@@ -129,16 +129,35 @@ def take(tx: Tx, wants: Wants, run: str, token: int) -> tuple[str, ...]:
     return tuple(budgets.hold(tx, budgets.by_id(tx, budget), run, token, amount) for budget, amount in wants.budgets)
 
 
-def _slots(tx: Tx, need: wire.UnitsNeeded) -> tuple[str, int]:
+# A resource never changes its size, so a job that needs more than all of it would wait for ever: it is refused here.
+
+
+def _slots(tx: Tx, need: wire.UnitsNeeded, queue: str) -> tuple[str, int]:
     pool = slots.find(tx, need.name)
-    slots.check_units(pool, need.units)
+    if need.units > pool.max:
+        raise ValidationFailed(
+            f"a job of {queue} needs {need.units} units of the slots {pool.name}, which are {pool.max}"
+        )
     return pool.id, need.units
 
 
-def _limit(tx: Tx, need: wire.UnitsNeeded) -> tuple[str, int]:
+def _limit(tx: Tx, need: wire.UnitsNeeded, queue: str) -> tuple[str, int]:
     limit = limits.find(tx, need.name)
-    limits.check_units(limit, need.units)
+    if need.units > limit.max:
+        raise ValidationFailed(
+            f"a job of {queue} needs {need.units} units of the limit {limit.name}, which has {limit.max} in a window"
+        )
     return limit.id, need.units
+
+
+def _budget(tx: Tx, need: wire.MoneyNeeded, queue: str) -> tuple[str, int]:
+    budget = budgets.find(tx, need.name)
+    if need.reserve_minor > budget.limit_minor:
+        raise ValidationFailed(
+            f"a job of {queue} reserves {need.reserve_minor} minor units of the budget {budget.name}, which has a limit"
+            f" of {budget.limit_minor}"
+        )
+    return budget.id, need.reserve_minor
 
 
 @lru_cache(maxsize=256)

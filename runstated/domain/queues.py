@@ -108,7 +108,7 @@ def declare(tx: Tx, request: wire.QueuesDeclare) -> wire.QueueView:
         tx.need("work", f"say what the jobs of the queue {request.queue} need")
         tx.run(
             "UPDATE queues SET needs = :needs WHERE space = :space AND queue = :queue",
-            needs=needs.number(tx, request.needs),
+            needs=needs.number(tx, request.needs, request.queue),
             space=tx.caller.space,
             queue=request.queue,
         )
@@ -130,7 +130,7 @@ def send(tx: Tx, request: wire.QueuesSend) -> wire.JobView:
     if known is not None:
         return jobs.view(jobs.Job(*known))
     job = tx.new_id("j")
-    wanted = needs.OF_QUEUE if request.needs is None else needs.number(tx, request.needs)
+    wanted = needs.OF_QUEUE if request.needs is None else needs.number(tx, request.needs, request.queue)
     if wanted != needs.OF_QUEUE:
         _note_needs(tx, request.queue, wanted)
     tx.run(
@@ -153,15 +153,17 @@ def send(tx: Tx, request: wire.QueuesSend) -> wire.JobView:
 
 
 def result(tx: Tx, request: wire.QueuesResult) -> wire.JobView | Parked:
-    """The job once it has ended; a job whose run is over counts as cancelled."""
+    """The job once it has ended; a job whose run is over counts as cancelled. It is asked for once more when its run
+    ends, so that whoever waits then and whoever asks later get the same answer."""
     job = _get(tx, request.job)
-    view = jobs.view(job)
-    if job.state in ("succeeded", "failed"):
+    view = jobs.seen(tx, job)
+    if view.state not in ("ready", "delayed", "running"):
         return view
-    run = runs.get(tx, job.run)
-    if runs.refusal(run, tx.now_ms) is not None:
-        return jobs.cancelled(job)
-    return Parked(lines=(), signals=(jobs.signal(job), runs.signal(job.run)), late=view)
+    return Parked(
+        lines=(runs.watch(job.run),),
+        signals=(jobs.signal(job),),
+        late=lambda tx: jobs.seen(tx, jobs.row(tx, job.job) or job),
+    )
 
 
 def admit(tx: Tx, request: wire.QueuesAdmit) -> wire.JobsGranted | Parked:
@@ -293,16 +295,6 @@ def tidy(tx: Tx, run: str, many: int) -> int:
     for space, queue, state in rows:
         jobs.count(tx, space, queue, state, None)
     return len(rows)
-
-
-def ended_since(tx: Tx, run: str, after: int) -> list[tuple[int, wire.JobView]]:
-    """The jobs of a group that have ended since a cursor, in that order: (cursor, job)."""
-    rows = tx.all(
-        f"SELECT finish, {jobs.COLUMNS} FROM jobs WHERE run = :run AND finish > :after ORDER BY finish",
-        run=run,
-        after=after,
-    )
-    return [(row[0], jobs.view(jobs.Job(*row[1:]))) for row in rows]
 
 
 def backoff_ms(job: str, attempt: int) -> int:

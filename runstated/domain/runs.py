@@ -44,8 +44,14 @@ SCHEMA_2 = """
 ALTER TABLE runs ADD COLUMN is_group INTEGER NOT NULL DEFAULT 0;
 """
 
+# Of the tidied runs those that may go are found without a look at the others.
+SCHEMA_TIDIED = """
+CREATE INDEX runs_tidied ON runs (ended_ms) WHERE state <> 'active' AND tidied = 1;
+"""
+
 COLUMNS = "run, space, name, parent, path, state, deadline_ms, owner, created_ms"
 EXPIRED_IN_ONE_STEP = 50
+NOBODY = ""  # owner of a child run whose session is gone
 
 
 class RunOver(Refusal):
@@ -84,7 +90,8 @@ def signal(run: str) -> Topic:
 
 
 def watch(run: str) -> Topic:
-    """Where workers stand for a job of the run that cannot start yet: it holds up nobody once its run is over."""
+    """Where those stand who look again when the run ends: workers for a job of it that cannot start yet, which holds up
+    nobody then; and those who wait for a job of it."""
     return (WATCH, "run", run)
 
 
@@ -215,6 +222,7 @@ def tick(tx: Tx) -> int | None:
         now=tx.now_ms,
         many=EXPIRED_IN_ONE_STEP,
     )
+    _end_orphans(tx)
     for row in rows:
         current = tx.one(f"SELECT {COLUMNS} FROM runs WHERE run = :run AND state = 'active'", run=row[0])
         if current is not None:  # it may have ended with its parent a moment ago
@@ -235,10 +243,24 @@ def tell_ended(tx: Tx, signals: list[Topic]) -> None:
 
 
 def leave(tx: Tx, session: str) -> None:
-    """A session is gone: its groups end, and child runs that only it knew, and in which nothing is held."""
-    rows = tx.all(f"SELECT is_group, {COLUMNS} FROM runs WHERE state = 'active' AND owner = :session", session=session)
-    for is_group, *row in rows:
+    """A session is gone: its groups end, and child runs that only it knew, as soon as nothing in them is held."""
+    groups = f"SELECT {COLUMNS} FROM runs WHERE state = 'active' AND owner = :session AND is_group = 1"
+    for row in tx.all(groups, session=session):
+        _end_tree(tx, Run(*row), "stopped")
+    changed = tx.run(
+        "UPDATE runs SET owner = :nobody WHERE state = 'active' AND owner = :session", nobody=NOBODY, session=session
+    )
+    if changed:
+        _end_orphans(tx)
+
+
+def _end_orphans(tx: Tx) -> None:
+    """Ends the runs whose session is gone and in which nothing is held. The end of what is held in one of the others
+    makes ``tick`` look again."""
+    for row in tx.all(f"SELECT {COLUMNS} FROM runs WHERE state = 'active' AND owner = :nobody", nobody=NOBODY):
         run = Run(*row)
+        if get_any(tx, run.run).state != "active":
+            continue  # it has ended with the one above a moment ago
         low, high = below(run.path)
         held = tx.one(
             "SELECT token FROM leases JOIN runs ON runs.run = leases.run"
@@ -246,8 +268,10 @@ def leave(tx: Tx, session: str) -> None:
             low=low,
             high=high,
         )
-        if is_group or held is None:
+        if held is None:
             _end_tree(tx, run, "stopped")
+        else:
+            tx.look_after(held[0])
 
 
 # ---------------------------------------------------------------------------------------------------- helpers

@@ -33,9 +33,10 @@ def _ended_runs(tx: Tx) -> int | None:
     if not gone:
         tx.run("UPDATE runs SET tidied = 1 WHERE run = :run", run=run)
         tx.run(
-            "DELETE FROM runs WHERE state <> 'active' AND tidied = 1 AND ended_ms < :before"
-            " AND run NOT IN (SELECT run FROM leases)",
+            "DELETE FROM runs WHERE run IN (SELECT run FROM runs WHERE state <> 'active' AND tidied = 1"
+            " AND ended_ms < :before AND run NOT IN (SELECT run FROM leases) ORDER BY ended_ms LIMIT :many)",
             before=tx.now_ms - RUN_KEPT_MS,
+            many=ROWS_IN_ONE_STEP,
         )
     return tx.now_ms
 

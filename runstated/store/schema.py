@@ -46,6 +46,8 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         barriers.SCHEMA,
     ),
     (sessions.SCHEMA_3, keys.SCHEMA),
+    # Tidying in small steps.
+    (runs.SCHEMA_TIDIED,),
 )
 VERSION = len(MIGRATIONS)
 

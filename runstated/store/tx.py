@@ -7,7 +7,7 @@ be taken back with its savepoint.
 
 import secrets
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,14 +43,14 @@ class Parked:
     """A verb's answer when it cannot answer yet. What it wrote stays; a second run of it must leave that alone.
 
     ``lines``: served by age, one after the other, by running the verb again. ``signals``: answered all at once with
-    the value that settled them. ``late``: the reply when the wait is over. ``aside``: it stands in some of its lines
-    only because it has there what it wants, so whoever comes to stand before it makes it look again. ``ages``: by whose
-    age it stands in a line, if not by its own: that of the job for which it stands there.
+    the value that settled them. ``late``: the reply when the wait is over, or what tells it then. ``aside``: it stands
+    in some of its lines only because it has there what it wants, so whoever comes to stand before it makes it look
+    again. ``ages``: by whose age it stands in a line, if not by its own: that of the job for which it stands there.
     """
 
     lines: tuple[Topic, ...]
     signals: tuple[Topic, ...]
-    late: wire.Reply
+    late: "wire.Reply | Callable[[Tx], wire.Reply]"
     aside: bool = False
     ages: Mapping[Topic, int] = field(default_factory=dict)
 
@@ -161,7 +161,7 @@ class Tx:
         if self._memory.listeners:
             row = self.one("SELECT path FROM runs WHERE run = :run", run=run)
             if row is not None:
-                self.woken.append((EVENTS, row[0].strip("/").split("/")[0]))
+                self.woken += [(EVENTS, each) for each in row[0].strip("/").split("/")]
 
     # -- those who wait
 
@@ -234,7 +234,13 @@ class Tx:
 
     def let_go(self, token: int) -> None:
         """A lease has ended."""
+        if token in self._memory.looked_after:
+            self.due(self.now_ms)
         self._memory.let_go(token)
+
+    def look_after(self, token: int) -> None:
+        """When this lease ends, there is something for a noun's ``tick``."""
+        self._memory.looked_after.add(token)
 
     # -- the cache of settled results
 

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runstate import framing
 from runstate.framing import FRAME_BYTES_MAX, FrameError, Splitter, pack
 
 IDS = st.integers(0, 2**64 - 1)
@@ -87,9 +86,3 @@ def test_a_slow_large_frame_is_not_copied_for_each_piece() -> None:
         assert splitter.feed(data[at : min(at + 1_000, len(data) - 1)]) == []
         assert splitter._need == len(data) or at == 0
     assert len(splitter.feed(data[-1:])) == 1
-
-
-def test_the_limits_of_the_daemon_and_of_the_frames_are_the_same() -> None:
-    from runstated import settings
-
-    assert settings.FRAME_BYTES_MAX == framing.FRAME_BYTES_MAX

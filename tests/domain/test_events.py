@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from runstate import wire
-from runstated.domain import tidy
+from runstated.domain import events, tidy
 from tests.harness import Client, Harness
 
 
@@ -152,3 +152,33 @@ def test_events_without_listeners_look_for_no_line(h: Harness, a: Client, run: s
     assert h.memory.listeners == 1
     waits.cancel()
     assert h.memory.listeners == 0
+
+
+def test_a_page_of_a_quiet_run_looks_at_so_many_events_and_moves_on(
+    h: Harness, a: Client, run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "EXAMINED_MAX", 10)
+    busy = a.ask(wire.RunsJoin(name="busy")).run
+    cursor = read(a, run).cursor
+    for number in range(24):
+        send(a, busy, str(number))
+    send(a, run)
+    waits = a.submit(wire.EventsWait(run=run, after=cursor))
+    assert waits.reply == wire.Ok(), "there is more than one page to look at: read on"
+    pages = [read(a, run, cursor)]
+    while pages[-1].more:
+        pages.append(read(a, run, pages[-1].cursor))
+    assert [[event.type for event in page.events] for page in pages] == [[], [], ["task.submitted"]]
+    assert [page.cursor - cursor for page in pages] == [10, 20, 25]
+    a.waits(wire.EventsWait(run=run, after=pages[-1].cursor))
+
+
+def test_a_wait_of_a_quiet_run_is_not_looked_at_for_the_events_of_others(h: Harness, a: Client, run: str) -> None:
+    quiet, busy = (a.ask(wire.RunsChild(parent=run)).run for _ in range(2))
+    waits = a.waits(wire.EventsWait(run=quiet, after=read(a, quiet).cursor))
+    looks: list[str] = []
+    h.connection.before = lambda sql: looks.append(sql) if sql.startswith("SELECT events.event") else None
+    send(a, busy)
+    assert looks == []
+    send(a, quiet)
+    assert waits.reply == wire.Ok() and len(looks) == 1

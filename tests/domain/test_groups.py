@@ -118,7 +118,7 @@ def test_the_end_of_the_run_answers_who_waits_and_cancels_the_rest(a: Client, w:
     job = w.waits(wire.QueuesResult(job=group.jobs[0]))
     a.ask(wire.RunsEnd(run=group.run if ended == "group" else run, state="stopped"))
     assert (waits.reply.code, waits.reply.run) == ("SCOPE_CANCELLED", group.run)
-    assert job.reply.code == "SCOPE_CANCELLED"
+    assert job.reply.state == "cancelled"
     a.refused("SCOPE_CANCELLED", wire.GroupsEnded(run=group.run))
 
 

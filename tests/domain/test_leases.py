@@ -129,14 +129,36 @@ def test_a_release_of_a_token_that_is_gone_is_no_error(a: Client, run: str) -> N
     assert a.ask(wire.Release(token=999)) == wire.Released(held=False)
 
 
-def test_a_release_of_what_another_session_holds_is_refused_and_changes_nothing(
-    h: Harness, a: Client, run: str
-) -> None:
+def test_a_release_of_what_another_space_holds_is_refused_and_changes_nothing(h: Harness, a: Client, run: str) -> None:
     token = hold(a, run)
-    h.session("b").refused("LEASE_LOST", wire.Release(token=token))
     assert h.session("c", space="other").ask(wire.Release(token=token)) == wire.Released(held=False)
     assert a.beat(token) == [True]
     assert a.ask(wire.OnceComplete(run=run, key="k", token=token, result="1")) == wire.OnceDone(result="1")
+
+
+OUTCOMES = {
+    "once.complete": lambda run, job, token: wire.OnceComplete(run=run, key="k", token=token, result="1"),
+    "once.fail": lambda run, job, token: wire.OnceFail(run=run, key="k", token=token, error="E", attempts=3),
+    "queues.complete": lambda run, job, token: wire.QueuesComplete(job=job, token=token, result="1"),
+    "queues.fail": lambda run, job, token: wire.QueuesFail(job=job, token=token, error="E"),
+    "leases.release": lambda run, job, token: wire.Release(token=token),
+}
+
+
+@pytest.mark.parametrize("verb", OUTCOMES)
+def test_the_token_alone_proves_the_hold(h: Harness, a: Client, run: str, verb: str) -> None:
+    job = a.ask(wire.QueuesSend(run=run, queue="q", key="1", input="1", attempts=3)).job
+    b = h.session("b")
+    if verb.startswith("queues"):
+        token = a.ask(wire.QueuesAdmit(queues=(wire.AdmitFrom(run=run, queue="q"),))).jobs[0].token
+    else:
+        token = hold(a, run)
+    wrong = b.submit(OUTCOMES[verb](run, job, token + 1)).reply
+    assert wrong == wire.Released(held=False) or wrong.code == "LEASE_LOST"
+    assert b.beat(token) == [False] and a.beat(token) == [True], "but only its own session renews it"
+    answer = b.ask(OUTCOMES[verb](run, job, token))
+    assert not isinstance(answer, wire.Error) and answer != wire.Released(held=False)
+    assert a.beat(token) == [False]
 
 
 def test_a_lapse_a_death_and_their_holder_are_recorded_as_events(h: Harness, a: Client, run: str) -> None:

@@ -100,10 +100,31 @@ def test_what_does_not_exist_is_not_found(a: Client, run: str, kind: str) -> Non
     a.refused("NOT_FOUND", wire.QueuesSend(run=run, queue="q", key="1", input="1", needs=wanted))
 
 
-@pytest.mark.parametrize("wanted", [of(gpu=3), of(api=3)])
-def test_more_units_than_there_are_is_refused_at_once(a: Client, run: str, wanted: wire.Needs) -> None:
-    a.refused("VALIDATION_FAILED", wire.QueuesDeclare(queue="q", needs=wanted))
-    a.refused("VALIDATION_FAILED", wire.QueuesSend(run=run, queue="q", key="1", input="1", needs=wanted))
+@pytest.mark.parametrize(
+    ("wanted", "name", "sizes"),
+    [
+        (of(gpu=3), "gpu", ("3", "2")),
+        (of(api=3), "api", ("3", "2")),
+        (of(llm=101), "llm", ("101", "100")),
+    ],
+)
+def test_more_than_there_is_in_all_is_refused_at_once(
+    a: Client, run: str, wanted: wire.Needs, name: str, sizes: tuple[str, str]
+) -> None:
+    members = (wire.GroupMember(key="1", input="1"),)
+    for request in (
+        wire.QueuesDeclare(queue="q", needs=wanted),
+        wire.QueuesSend(run=run, queue="q", key="1", input="1", needs=wanted),
+        wire.GroupsSubmit(run=run, queue="q", members=members, needs=wanted),
+    ):
+        message = a.refused("VALIDATION_FAILED", request).message
+        assert all(f" {word}" in message for word in ("q", name, *sizes)), message
+    assert a.h.value("SELECT count(*) FROM jobs") == 0
+
+
+def test_all_that_there_is_may_be_needed(a: Client, w: Client, run: str) -> None:
+    send(a, run, "1", of(gpu=2, api=2, llm=100))
+    assert len(w.ask(admit(run)).jobs) == 1
 
 
 @pytest.mark.parametrize("kind", ["slots", "limits", "budgets"])
@@ -581,3 +602,18 @@ def test_a_repeat_of_admit_takes_once(h: Harness, a: Client, w: Client, run: str
 def test_a_set_of_needs_that_wants_nothing_is_nothing(h: Harness) -> None:
     assert not needs.get(h.tx(), needs.OF_QUEUE)
     assert not needs.Wants()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_worker_that_stands_in_a_line_for_an_older_job_does_not_hold_up_its_younger_one(
+    h: Harness, a: Client, d: Client, run: str, workers: int
+) -> None:
+    a.ask(wire.LimitsDeclare(limit="slow", max=1, per_seconds=3600))
+    d.ask(wire.LimitsTake(run=run, limit="slow"))
+    d.ask(units(run, 2))
+    both = wire.Needs(limits=(wire.UnitsNeeded(name="api"), wire.UnitsNeeded(name="slow")))
+    send(a, run, "older", both)
+    younger = send(a, run, "younger", of(api=1))
+    waits = [h.session(f"w{number}").waits(admit(run)) for number in range(workers)]
+    h.pass_ms(MINUTE_MS)  # a new window of the one limit: only the younger job has all it needs
+    assert [job.job for wait in waits if wait.reply for job in wait.reply.jobs] == [younger]

@@ -467,6 +467,39 @@ def test_a_job_that_was_given_back_keeps_its_age(a: Client, w: Client, run: str)
 # ------------------------------------------------------------------ the end of a run
 
 
+@pytest.mark.parametrize("state", ["ready", "running", "delayed"])
+@pytest.mark.parametrize("how", ["stopped", "finished", "expired"])
+def test_a_job_that_is_cut_off_is_cancelled_for_those_who_wait_and_those_who_ask(
+    h: Harness, a: Client, w: Client, state: str, how: str
+) -> None:
+    run = a.ask(wire.RunsJoin(name="short", deadline_ms=h.clock.wall_ms() + 100)).run
+    job = a.ask(send(run)).job
+    if state != "ready":
+        grant = take(w, run)
+        if state == "delayed":
+            w.ask(fail(grant, "E: 1"))
+    waits = [h.session(name).waits(wire.QueuesResult(job=job)) for name in ("c1", "c2")]
+    away = h.session("c3").waits(wire.QueuesResult(job=job))
+    away.client.lose()
+    h.pass_ms(100) if how == "expired" else a.ask(wire.RunsEnd(run=run, state=how))  # type: ignore[arg-type]
+    cut_off = wire.JobView(job=job, state="cancelled", attempt=state != "ready", reason="scope_cancelled")
+    assert [wait.reply for wait in waits] == [cut_off, cut_off]
+    assert a.ask(wire.QueuesResult(job=job)) == cut_off
+    away.client.resume()
+    assert away.reply == cut_off
+
+
+def test_when_the_time_is_over_the_job_is_shown_as_it_is_then(h: Harness, a: Client, w: Client, run: str) -> None:
+    job = a.ask(send(run)).job
+    waits = [h.session(f"c{n}").waits(wire.QueuesResult(job=job, wait_ms=n * 1_000)) for n in (1, 2)]
+    grant = take(w, run)
+    h.pass_ms(1_000)
+    assert waits[0].reply == wire.JobView(job=job, state="running", attempt=1)
+    w.ask(fail(grant, "E: 1"))
+    h.pass_ms(2_000)
+    assert (waits[1].reply.state, waits[1].reply.attempt, waits[1].reply.reason) == ("ready", 1, "handler_error: E: 1")
+
+
 def test_a_running_job_of_an_ended_run_can_be_ended_by_nobody_and_counts_as_cancelled(
     h: Harness, a: Client, w: Client, run: str
 ) -> None:

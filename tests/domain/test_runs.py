@@ -166,10 +166,12 @@ def test_end_answers_all_that_wait_in_the_tree(h: Harness, a: Client) -> None:
     job = a.ask(wire.QueuesSend(run=below.run, queue="q", key="1", input="1", attempts=3)).job
     waits = [
         b.waits(wire.OnceAcquire(run=root.run, key="k")),
-        b.waits(wire.QueuesResult(job=job)),
+        b.waits(wire.GroupsEnded(run=below.run)),
         c.waits(wire.QueuesAdmit(queues=(wire.AdmitFrom(run=root.run, queue="other"),))),
     ]
+    result = b.waits(wire.QueuesResult(job=job))
     a.ask(wire.RunsEnd(run=root.run, state="stopped"))
+    assert result.reply == wire.JobView(job=job, state="cancelled", reason="scope_cancelled")
     assert [(wait.reply.code, wait.reply.run) for wait in waits] == [
         ("SCOPE_CANCELLED", root.run),
         ("SCOPE_CANCELLED", below.run),
@@ -305,10 +307,10 @@ def test_a_tree_of_100_runs_with_10000_jobs_is_stopped_in_one_batch_and_tidied_i
     h.connection.execute("INSERT INTO queue_counts VALUES ('default', 'q', 'ready', 10000)")
     other = h.session("o").ask(wire.RunsJoin(name="other")).run
     a.ask(wire.SlotsAcquire(run=other, pool="gpu", max=1))
-    waits = []
+    waits, results = [], []
     for number, run in enumerate(runs_):
         w = h.session(f"w{number}")
-        waits.append(w.waits(wire.QueuesResult(job=f"x{number}-1")))
+        results.append(w.waits(wire.QueuesResult(job=f"x{number}-1")))
         waits.append(w.waits(wire.SlotsAcquire(run=run, pool="gpu")))
         waits.append(w.waits(wire.TimersSleep(run=run, name="t", after_ms=3_600_000)))
         waits.append(w.waits(wire.BarriersArrive(run=run, name="b", count=2, worker="w")))
@@ -324,6 +326,7 @@ def test_a_tree_of_100_runs_with_10000_jobs_is_stopped_in_one_batch_and_tidied_i
     a.ask(wire.RunsEnd(run=root, state="stopped"))
     assert commits == 1
     assert {request.reply.code for request in waits} == {"SCOPE_CANCELLED"}
+    assert {request.reply.state for request in results} == {"cancelled"}
     assert h.connection.total_changes - changed < 500, "the rows of the jobs are left for later"
     h.clock.pass_ms(tidy.KEPT_MS)
     steps, left = 0, 10_000
@@ -348,3 +351,37 @@ def test_a_group_ends_with_its_session_also_while_something_is_held_in_it(h: Har
         b.ask(wire.OnceAcquire(run=run, key="k"))
     a.die()
     assert h.rows("SELECT run FROM runs WHERE state = 'active' ORDER BY run") == [(root,), (child,)]
+
+
+@pytest.mark.parametrize("how", ["complete", "release", "lapse", "death", "restart"])
+def test_a_child_run_whose_session_is_gone_ends_with_the_last_hold_in_it(h: Harness, a: Client, how: str) -> None:
+    owner, w = h.session("owner"), h.session("w")
+    root = join(a).run
+    run = owner.ask(wire.RunsChild(parent=root)).run
+    below = w.ask(wire.RunsChild(parent=run)).run
+    first = w.ask(wire.OnceAcquire(run=run, key="1")).token
+    last = w.ask(wire.OnceAcquire(run=below, key="2", lease_ms=40_000)).token
+    waits = a.waits(wire.OnceAcquire(run=run, key="1"))
+    owner.die()
+    h.tick_if_due()
+    state = lambda: a.ask(wire.RunsGet(run=run)).state  # noqa: E731
+    assert state() == "active", "something in it is held"
+    waits.cancel()
+    w.ask(wire.OnceComplete(run=run, key="1", token=first, result="1"))
+    h.tick_if_due()
+    assert state() == "active"
+    if how == "restart":
+        h.start()
+        h.tick_if_due()
+    if how in ("complete", "restart"):
+        w.submit(wire.OnceComplete(run=below, key="2", token=last, result="1"))
+    elif how == "release":
+        w.ask(wire.Release(token=last))
+    elif how == "death":
+        w.die()
+    else:
+        h.pass_ms(40_000)
+    h.tick_if_due()
+    assert state() == "stopped"
+    assert a.ask(wire.RunsGet(run=root)).state == "active"
+    assert h.memory.looked_after == set()

@@ -159,6 +159,9 @@ def run_to_its_end(make: Make, name: str, client: Runstate, end: object) -> None
     served = results.pop("serve")
     assert served is None, "serve returns"
     assert {kind: type(error) for kind, error in results.items()} == dict.fromkeys(results, runstate.StoppedError)
+    assert {error.code for error in results.values() if isinstance(error, runstate.StoppedError)} == {
+        "SCOPE_CANCELLED" if callable(end) else "DEADLINE_EXCEEDED"
+    }
     assert [type(reason) for reason in told] == [runstate.StoppedError]
 
 

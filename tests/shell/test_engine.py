@@ -13,8 +13,9 @@ import pytest
 
 from runstate import wire
 from runstated import batch, dispatch, engine
-from runstated.batch import Ask, Away, Ended, Executor
+from runstated.batch import Ask, Away, Ended, Executor, Opened
 from runstated.cache import Cache
+from runstated.domain import sessions
 from runstated.lines import Settled
 from runstated.store.tx import Tx
 from tests.clock import ManualClock
@@ -699,5 +700,89 @@ def test_two_lives_of_a_daemon_never_give_one_token_twice(tmp_path: Path) -> Non
                 await it.ask("a", wire.Release(token=token))
                 tokens.append(token)
         assert len(set(tokens)) == 3
+
+    play(story())
+
+
+def test_who_has_just_lost_its_connection_is_given_nothing_of_what_is_freed_in_the_same_batch(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with life(tmp_path / "db") as it:
+            for name in "abc":
+                await it.session(name)
+            run = await it.run_id()
+            held = await it.ask("a", wire.SlotsAcquire(run=run, pool="gpu", max=1))
+            first = it.submit("b", wire.SlotsAcquire(run=run, pool="gpu"))
+            second = it.submit("c", wire.SlotsAcquire(run=run, pool="gpu"))
+            await it.engine.settle()
+            it.submit("a", wire.Release(token=held.token))
+            it.engine.submit(Away("b", True))
+            assert isinstance(await it.answer(second), wire.SlotsGranted)
+            assert first not in it.out.replies
+
+    play(story())
+
+
+def test_a_session_that_has_come_lost_its_connection_and_come_back_in_one_batch_is_there(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with life(tmp_path / "db") as it:
+            await it.session("a")
+            it.engine.submit(Away("a", True))
+            it.engine.submit(Away("a", False))
+            it.engine.submit(Away("a", True))
+            it.engine.submit(Away("a", False))
+            await it.engine.settle()
+            assert it.engine.memory.sessions == {"a": False}
+            it.engine.submit(Away("a", False))
+            it.engine.submit(Away("a", True))
+            await it.engine.settle()
+            assert it.engine.memory.sessions == {"a": True}
+
+    play(story())
+
+
+def test_a_session_that_came_and_died_in_one_batch_is_gone_and_was_given_nothing(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with life(tmp_path / "db") as it:
+            await it.session("a")
+            run = await it.run_id()
+            row = sessions.Session("x", "default", "w", "", 1, "python x")
+            it.engine.submit(Opened(row, 1_000, (), wire.Welcome(protocol=1, version="test", pid=1)))
+            it.submit("x", wire.SlotsAcquire(run=run, pool="gpu", max=1))
+            it.die("x")
+            await it.engine.settle()
+            assert it.engine.memory.sessions == {"a": False}
+            assert not it.engine.memory.holds
+
+    play(story())
+
+
+@pytest.mark.parametrize(("statement", "outcome"), [("BEGIN", "nothing was recorded"), ("COMMIT", "is not known")])
+def test_a_refusal_says_whether_anything_was_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, statement: str, outcome: str
+) -> None:
+    run = Executor.run
+
+    class Failing:
+        def __init__(self, connection: sqlite3.Connection) -> None:
+            self._connection = connection
+
+        def execute(self, sql: str, *parameters: Any) -> Any:
+            if sql.startswith(statement):
+                raise sqlite3.OperationalError("disk I/O error")
+            return self._connection.execute(sql, *parameters)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._connection, name)
+
+    async def story() -> None:
+        async with life(tmp_path / "db") as it:
+            await it.session("a")
+            monkeypatch.setattr(
+                Executor, "run", lambda self, connection, entries: run(self, Failing(connection), entries)
+            )  # type: ignore[arg-type]
+            refused = await it.ask("a", wire.RunsJoin(name="job"))
+            monkeypatch.undo()
+            assert outcome in refused.message
+            it.engine._retry()
 
     play(story())

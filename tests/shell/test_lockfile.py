@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -86,6 +87,32 @@ def test_a_killed_holder_leaves_the_lock_free_and_its_text_meaningless(
     assert str(holder.pid) in path.read_text()
     assert presence.inspect(path) is None
     lockfile.acquire(path, mine()).release()
+
+
+def test_the_text_of_a_dead_daemon_is_not_taken_for_that_of_the_next_one(
+    path: Path, holder: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holder.send_signal(signal.SIGKILL)
+    holder.wait()
+    old = path.read_bytes()
+    with path.open("r+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # the next one, which has not written yet
+        looks = 0
+
+        def look_again(seconds: float) -> None:
+            nonlocal looks
+            looks += 1
+            text = mine(socket="/next", birth=presence.process_birth(os.getpid())).encode()
+            os.pwrite(file.fileno(), text, 0)
+            os.ftruncate(file.fileno(), len(text))
+
+        monkeypatch.setattr(presence.time, "sleep", look_again)
+        found = presence.inspect(path)
+        assert found is not None and (found.pid, found.socket, looks) == (os.getpid(), "/next", 1)
+        os.pwrite(file.fileno(), old, 0)
+        os.ftruncate(file.fileno(), len(old))
+        monkeypatch.setattr(presence.time, "sleep", lambda seconds: None)
+        assert presence.inspect(path) == presence.decode(old), "where the holder's process cannot be seen"
 
 
 def test_onlookers_never_keep_a_daemon_from_starting(path: Path) -> None:
