@@ -356,7 +356,7 @@ def two_commands() -> list[str]:
 def test_the_two_commands_are_single_lines_and_the_ones_that_ci_runs() -> None:
     demo, tests = two_commands()
     assert "\n" not in demo + tests
-    assert demo.endswith("runstate demo") and tests.endswith("pytest")
+    assert demo.endswith("runstate demo") and tests.endswith("pytest -n 2 --dist loadfile")
     script = (ROOT / ".ci" / "run").read_text()
     assert "readme_command 1" in script and "readme_command 2" in script, "it reads them from README.md by number"
 

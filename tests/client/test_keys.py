@@ -94,6 +94,9 @@ class Model:
             raise self.fields
         return self.fields
 
+    def __repr__(self) -> str:
+        return "Model()"  # without its address: all workers of a run in parallel name the tests alike
+
 
 class Endless:
     def model_dump(self):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -162,7 +163,7 @@ def test_what_belongs_to_other_sessions_cannot_be_taken_or_given(daemon: Daemon)
         thief.hello(session="thief")
         run = holder.ask(wire.RunsJoin(name="x")).run
         token = holder.ask(wire.OnceAcquire(run=run, key="k")).token
-        assert thief.ask(wire.Release(token=token)).code == "LEASE_LOST"
+        assert thief.ask(wire.Release(token=2**62)) == wire.Released(held=False), "who has the token has the hold"
         thief.send(wire.Beat(tokens=(token, 2**62)), 0)
         thief.send(wire.Cancel(call=2), 0)
         complete = thief.ask(wire.OnceComplete(run=run, key="other", token=token, result="1"))
@@ -239,8 +240,9 @@ def test_a_client_that_does_not_read_is_cut_off(daemon: Daemon) -> None:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 def test_another_user_is_refused(daemon: Daemon) -> None:
+    temporary = Path(tempfile.gettempdir())
     for place in (daemon.directory, *daemon.directory.parents, daemon.state_dir):
-        if place.stat().st_uid == 0 and place != Path("/") and str(place).startswith(str(daemon.directory.parents[1])):
+        if place.stat().st_uid == 0 and temporary in place.parents:
             place.chmod(0o711)
     daemon.socket.chmod(0o777)
     program = daemon.program(
