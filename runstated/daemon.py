@@ -98,7 +98,7 @@ class Service:
     def __init__(self, config: Settings, listener: Listener) -> None:
         self._config, self._listener = config, listener
         self._undo: list[tuple[str, Callable[[], Awaitable[Any]]]] = []
-        self._tcp = ""
+        self._tcp = self._http = ""
 
     async def start(self) -> None:
         # Imported here, so that a refused second daemon and `--help` do not pay for the engine.
@@ -111,6 +111,7 @@ class Service:
         try:
             tls = listening.tls(config.tls_cert, config.tls_key)
             tcp = listening.bind(config.tcp) if config.tcp is not None else None
+            http = listening.bind(config.http) if config.http is not None else None
         except listening.CannotListen as error:
             raise DaemonError(str(error)) from error
         store = await sqlite.Store.open(self._config.database, sync=self._config.sync)
@@ -123,10 +124,23 @@ class Service:
         await server.listen(self._listener.socket, tcp, tls)
         if tcp is not None:
             self._tcp = str(listening.bound_to(tcp))
+        if http is not None:
+            from runstated.http.listener import HttpListener  # half of a start's time, for those who want it only
+
+            listener = await HttpListener.open(
+                http,
+                engine,
+                server.sessions,
+                version=runstate.__version__,
+                certificate=config.tls_cert,
+                key=config.tls_key,
+            )
+            self._undo.append(("the HTTP listener", listener.close))
+            self._http = str(listening.bound_to(http))
 
     def announced(self, info: presence.LockInfo) -> presence.LockInfo:
         """What is said of this daemon, with where it listens beside the socket."""
-        return replace(info, tcp=self._tcp, tls=self._config.tls_cert is not None)
+        return replace(info, tcp=self._tcp, http=self._http, tls=self._config.tls_cert is not None)
 
     async def stop(self) -> None:
         """The reverse of `start`, as far as it got. A part that hangs or fails does not keep the rest from closing."""

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from runstate import wire
+from runstated import replies
 from runstated.domain import (
     barriers,
     budgets,
@@ -27,11 +28,13 @@ Verb = Callable[[Tx, Any], Answer]
 
 VERBS: Mapping[type, Verb] = {
     wire.Release: sessions.release,
+    wire.Renew: sessions.renew,
     wire.RunsJoin: runs.join,
     wire.RunsChild: runs.child,
     wire.RunsEnd: runs.end,
     wire.RunsGet: runs.look,
     wire.OnceAcquire: once.acquire,
+    wire.OnceGet: once.look,
     wire.OnceComplete: once.complete,
     wire.OnceFail: once.fail,
     wire.QueuesDeclare: queues.declare,
@@ -54,6 +57,9 @@ VERBS: Mapping[type, Verb] = {
     wire.GroupsSubmit: groups.submit,
     wire.GroupsEnded: groups.ended,
     wire.TimersSleep: timers.sleep,
+    wire.TimersAck: timers.ack,
+    wire.BarriersDeclare: barriers.declare,
+    wire.BarriersGet: barriers.look,
     wire.BarriersArrive: barriers.arrive,
     wire.EventsRead: events.read,
     wire.EventsWait: events.wait,
@@ -80,4 +86,5 @@ TICKS: tuple[Callable[[Tx], int | None], ...] = (
     budgets.tick,
     timers.tick,
     tidy.tick,
+    replies.tick,
 )

@@ -442,6 +442,17 @@ class Memory:
         hold.expires = lease_ms + hold.length_ms
         return True
 
+    def renew(self, token: int, length_ms: int, lease_ms: int) -> None:
+        """Renews a lease, from now on of another length."""
+        hold = self.holds[token]
+        before = (hold.length_ms, hold.expires)
+        self._set_length(hold, length_ms, lease_ms + length_ms)
+        self._undo.append(lambda: self._set_length(hold, *before))
+
+    def _set_length(self, hold: Hold, length_ms: int, expires: int) -> None:
+        hold.length_ms, hold.expires = length_ms, expires
+        heapq.heappush(self._lapses, (expires, hold.token))  # it may come up earlier than before
+
     def lapsed(self, lease_ms: int) -> list[int]:
         """The tokens whose lease is over. Those renewed since they were queued are queued again."""
         tokens: dict[int, None] = {}

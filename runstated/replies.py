@@ -17,6 +17,11 @@ _to_text = msgspec.json.Encoder().encode
 _from_text = msgspec.json.Decoder(wire.AnyReply).decode
 _no_jobs = wire.JobsGranted()
 
+WITHOUT_EFFECT = (wire.Error, wire.OnceHeld, wire.OnceOpen, wire.OnceFailed, wire.LimitBusy, wire.SlotsBusy)
+KEPT_MS = 24 * 3_600_000  # of a request that asks for it, whatever becomes of its session
+KEPT_MAX = 20_000  # of these; some 5 MB
+REMOVED_IN_ONE_STEP = 500
+
 
 class OtherRequest(Refusal):
     """this request id was used for another request of the same session"""
@@ -25,18 +30,48 @@ class OtherRequest(Refusal):
 
 
 def keep(tx: Tx, key: CallKey, request: wire.Request[Any], reply: wire.Reply) -> None:
-    """Keeps the reply, if a repeat of its request would do harm. Who wants no reply (id 0) cannot repeat."""
-    if key[1] and request.replayed and reply.kept and reply != _no_jobs:
-        new = tx.run(
-            "INSERT INTO replies (session, request, fingerprint, reply)"
-            " VALUES (:session, :request, :fingerprint, :reply) ON CONFLICT (session, request) DO NOTHING",
-            session=key[0],
-            request=key[1],
-            fingerprint=_fingerprint(request),
-            reply=_to_text(reply).decode(),
+    """Keeps the reply, if a repeat of its request would do harm, or the request says so. Who wants no reply (id 0)
+    cannot repeat."""
+    if not key[1] or isinstance(reply, WITHOUT_EFFECT) or reply == _no_jobs:
+        return
+    if not request.keep and not (request.replayed and reply.kept):
+        return
+    until_ms = tx.now_ms + KEPT_MS if request.keep else None
+    new = tx.run(
+        "INSERT INTO replies (session, request, fingerprint, reply, until_ms)"
+        " VALUES (:session, :request, :fingerprint, :reply, :until) ON CONFLICT (session, request) DO NOTHING",
+        session=key[0],
+        request=key[1],
+        fingerprint=_fingerprint(request),
+        reply=_to_text(_without_payload(reply) if request.keep else reply).decode(),
+        until=until_ms,
+    )
+    if not new:  # the id is in use, and this is not said to be a repeat
+        raise OtherRequest
+    if until_ms is not None:
+        tx.due(until_ms)
+
+
+def tick(tx: Tx) -> int | None:
+    """Removes what has been kept long enough, and the oldest of too many; when to look again."""
+    many = tx.one("SELECT count(*) FROM replies WHERE until_ms IS NOT NULL")
+    surplus = min(REMOVED_IN_ONE_STEP, max(0, (many[0] if many else 0) - KEPT_MAX))
+    for before, limit in ((tx.now_ms, REMOVED_IN_ONE_STEP), (2**62, surplus)):
+        tx.run(
+            "DELETE FROM replies WHERE (session, request) IN (SELECT session, request FROM replies"
+            " WHERE until_ms IS NOT NULL AND until_ms <= :before ORDER BY until_ms LIMIT :limit)",
+            before=before,
+            limit=limit,
         )
-        if not new:  # the id is in use, and this is not said to be a repeat
-            raise OtherRequest
+    first = tx.one("SELECT until_ms FROM replies WHERE until_ms IS NOT NULL ORDER BY until_ms LIMIT 1")
+    return first[0] if first else None
+
+
+def _without_payload(reply: wire.Reply) -> wire.Reply:
+    """What is kept for a day must not be large: a result is where it belongs, and the caller sent it."""
+    if isinstance(reply, wire.OnceDone):
+        return wire.OnceDone(result="null")
+    return msgspec.structs.replace(reply, result=None) if isinstance(reply, wire.JobView) else reply
 
 
 def kept(tx: Tx, key: CallKey, request: wire.Request[Any]) -> wire.Reply | None:

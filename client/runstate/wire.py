@@ -65,6 +65,7 @@ class Request(Struct, Generic[R_co], tag_field="verb", kw_only=True, omit_defaul
     permission: ClassVar[str] = "work"
 
     again: bool = False  # sent before on a connection that was lost: look for a kept reply first
+    keep: bool = False  # whatever the verb: its reply is kept for a day, and a repeat under this id gets the same
 
 
 class WaitingRequest(Request[R_co], Generic[R_co], kw_only=True, omit_defaults=True, frozen=True):
@@ -199,6 +200,21 @@ class Release(Request[Released], tag="leases.release", frozen=True):
     token: Token
 
 
+class Renewed(Reply, tag="renewed", frozen=True):
+    """The lease has its full length again. ``lease_expires_ms``: an estimate in Unix time."""
+
+    lease_expires_ms: int
+
+
+class Renew(Request[Renewed], tag="leases.renew", frozen=True):
+    """Renews one lease, from now on of ``lease_ms``, whichever session it was granted to: for those who have a token
+    and no connection. LEASE_LOST when it is gone (of a job: also when its run is over), SCOPE_CANCELLED or
+    DEADLINE_EXCEEDED when the run of another hold is over."""
+
+    token: Token
+    lease_ms: LeaseMs
+
+
 # ---------------------------------------------------------------------------------------------------- runs
 
 
@@ -229,6 +245,7 @@ class RunsChild(Request[RunView], tag="runs.child", frozen=True):
     parent: Id
     name: Name | None = None
     deadline_ms: Ms | None = None
+    owned: bool = True  # it ends with the session that made it, unless something is held in it
 
 
 class RunsEnd(Request[RunView], tag="runs.end", frozen=True):
@@ -271,7 +288,15 @@ class OnceFailed(Reply, tag="once.failed", frozen=True):
 
 
 class OnceHeld(Reply, tag="once.held", frozen=True):
-    """Somebody else still runs it, and the wait is over."""
+    """Somebody else still runs it, and the wait is over. ``attempts``: failures so far."""
+
+    attempts: int = 0
+
+
+class OnceOpen(Reply, tag="once.open", frozen=True):
+    """Nobody runs it. ``attempts``: failures so far."""
+
+    attempts: int = 0
 
 
 class OnceAcquire(
@@ -283,6 +308,13 @@ class OnceAcquire(
     run: Id
     key: Key
     lease_ms: LeaseMs = 30_000
+
+
+class OnceGet(WaitingRequest[OnceOpen | OnceHeld | OnceDone | OnceFailed], tag="once.get", kw_only=True, frozen=True):
+    """How a key stands, without taking it; waits as long as somebody runs it."""
+
+    run: Id
+    key: Key
 
 
 class OnceComplete(Request[OnceDone], tag="once.complete", frozen=True):
@@ -399,6 +431,7 @@ class AdmitFrom(Struct, kw_only=True, omit_defaults=True, frozen=True):
     queue: Name
     places: Places = 1
     lease_ms: LeaseMs = 30_000
+    below: bool = True  # also from the runs under it
 
 
 class JobGrant(Struct, kw_only=True, omit_defaults=True, frozen=True):
@@ -562,6 +595,16 @@ class SlotsAcquire(WaitingRequest[SlotsGranted | SlotsBusy], tag="slots.acquire"
 # ---------------------------------------------------------------------------------------------------- budgets
 
 
+class ReservationView(Struct, kw_only=True, omit_defaults=True, frozen=True):
+    """One reservation. ``state``: active, settled or released."""
+
+    reservation: str
+    run: str
+    state: str
+    left_minor: int
+    charged_minor: int
+
+
 class BudgetView(Reply, tag="budget", frozen=True):
     """A budget, in minor units of its currency."""
 
@@ -572,6 +615,7 @@ class BudgetView(Reply, tag="budget", frozen=True):
     limit_minor: int
     reserved_minor: int = 0
     spent_minor: int = 0
+    reservations: tuple[ReservationView, ...] = ()
 
 
 class BudgetsDeclare(Request[BudgetView], tag="budgets.declare", frozen=True):
@@ -585,11 +629,12 @@ class BudgetsDeclare(Request[BudgetView], tag="budgets.declare", frozen=True):
 
 
 class BudgetsGet(Request[BudgetView], tag="budgets.get", frozen=True):
-    """A budget: its limit, what is reserved and what is spent."""
+    """A budget: its limit, what is reserved and what is spent; with its newest reservations, at most so many."""
 
     permission: ClassVar[str] = ""
     reads: ClassVar[bool] = True
     budget: Name
+    reservations: Annotated[int, Meta(ge=0, le=1_000)] = 0
 
 
 class BudgetReserved(Reply, tag="budget.reserved", frozen=True):
@@ -611,6 +656,7 @@ class BudgetsReserve(Request[BudgetReserved], tag="budgets.reserve", frozen=True
     limit_minor: Minor | None = None
     currency: Currency | None = None
     scale: Scale | None = None
+    settle_by_ms: Ms | None = None  # then what is left is released; None: in an hour
 
 
 class BudgetSettled(Reply, tag="budget.settled", frozen=True):
@@ -630,6 +676,8 @@ class BudgetsSettle(Request[BudgetSettled], tag="budgets.settle", frozen=True):
     cost_minor: Annotated[int, Meta(ge=0, le=2**53)]
     work_key: Key
     keep_rest: bool = False
+    overrun: bool = True  # False: CONFLICT for more than was reserved
+    late: bool = True  # False: CONFLICT when nothing is reserved any more
 
 
 class BudgetsRelease(Request[BudgetSettled], tag="budgets.release", frozen=True):
@@ -637,6 +685,7 @@ class BudgetsRelease(Request[BudgetSettled], tag="budgets.release", frozen=True)
 
     gives: ClassVar[bool] = True
     reservation: Id
+    late: bool = True  # False: CONFLICT when nothing is reserved any more
 
 
 # ---------------------------------------------------------------------------------------------------- groups
@@ -663,9 +712,10 @@ class GroupsSubmit(Request[GroupView], tag="groups.submit", frozen=True):
     replayed: ClassVar[bool] = True
     run: Id
     queue: Name
-    members: Annotated[tuple[GroupMember, ...], Meta(min_length=1, max_length=100)]
+    members: Annotated[tuple[GroupMember, ...], Meta(max_length=100)] = ()
     attempts: Attempts | None = None
     needs: Needs | None = None
+    owned: bool = True  # it ends with the session that made it
 
 
 class GroupEnded(Reply, tag="group.ended", frozen=True):
@@ -690,6 +740,7 @@ class TimerView(Reply, tag="timer", frozen=True):
 
     fired: bool
     fire_ms: int
+    acked: bool = False
 
 
 class TimersSleep(WaitingRequest[TimerView], tag="timers.sleep", kw_only=True, frozen=True):
@@ -702,12 +753,35 @@ class TimersSleep(WaitingRequest[TimerView], tag="timers.sleep", kw_only=True, f
     at_ms: Ms | None = None
 
 
+class TimersAck(Request[TimerView], tag="timers.ack", frozen=True):
+    """Somebody has gone on after a timer has fired. CONFLICT when it has not, or somebody has said so before."""
+
+    run: Id
+    name: Name
+
+
 class BarrierView(Reply, tag="barrier", frozen=True):
     """A barrier."""
 
     released: bool
     target: int
     arrivals: int
+
+
+class BarriersDeclare(Request[BarrierView], tag="barriers.declare", frozen=True):
+    """Creates or verifies a barrier, without arriving at it. Another count than before: CONFLICT."""
+
+    run: Id
+    name: Name
+    count: Units
+
+
+class BarriersGet(Request[BarrierView], tag="barriers.get", frozen=True):
+    """How a barrier stands. SCOPE_CANCELLED or DEADLINE_EXCEEDED when its run is over."""
+
+    reads: ClassVar[bool] = True
+    run: Id
+    name: Name
 
 
 class BarriersArrive(WaitingRequest[BarrierView], tag="barriers.arrive", kw_only=True, frozen=True):
@@ -841,6 +915,7 @@ class HolderView(Struct, kw_only=True, omit_defaults=True, frozen=True):
     worker: str
     holding: int
     lease_expires_ms: int | None = None
+    names: tuple[str, ...] = ()  # of what it holds: once keys, keys of jobs, slots
 
 
 class WaitingView(Struct, kw_only=True, omit_defaults=True, frozen=True):
@@ -929,11 +1004,13 @@ AnyRequest = (
     | Cancel
     | Beat
     | Release
+    | Renew
     | RunsJoin
     | RunsChild
     | RunsEnd
     | RunsGet
     | OnceAcquire
+    | OnceGet
     | OnceComplete
     | OnceFail
     | QueuesDeclare
@@ -956,6 +1033,9 @@ AnyRequest = (
     | GroupsSubmit
     | GroupsEnded
     | TimersSleep
+    | TimersAck
+    | BarriersDeclare
+    | BarriersGet
     | BarriersArrive
     | EventsRead
     | EventsWait
@@ -974,11 +1054,13 @@ AnyReply = (
     | OnceDone
     | OnceFailed
     | OnceHeld
+    | OnceOpen
     | OnceFailCounted
     | QueueView
     | JobView
     | JobsGranted
     | Released
+    | Renewed
     | LimitView
     | LimitTaken
     | LimitBusy

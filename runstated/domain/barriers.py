@@ -9,7 +9,7 @@ stays counted.
 from runstate import wire
 from runstated.domain import runs
 from runstated.lines import Topic
-from runstated.store.tx import Conflict, Parked, Tx
+from runstated.store.tx import Conflict, NotFound, Parked, Tx
 
 SCHEMA = """
 CREATE TABLE barriers (
@@ -36,25 +36,14 @@ def arrive(tx: Tx, request: wire.BarriersArrive) -> wire.BarrierView | Parked:
     """Counts the worker and waits for the others. Raises Conflict when another number was named before."""
     run, name = request.run, request.name
     runs.active(tx, run)
-    tx.run(
-        "INSERT INTO barriers (run, name, target) VALUES (:run, :name, :target) ON CONFLICT (run, name) DO NOTHING",
-        run=run,
-        name=name,
-        target=request.count,
-    )
-    row = tx.one("SELECT target, released FROM barriers WHERE run = :run AND name = :name", run=run, name=name)
-    assert row is not None, "written above"
-    target, released = row
-    if target != request.count:
-        raise Conflict(f"together {name} waits for {target} workers, this call for {request.count}")
+    target, released = _ensure(tx, run, name, request.count)
     tx.run(
         "INSERT INTO arrivals (run, name, worker) VALUES (:run, :name, :worker) ON CONFLICT DO NOTHING",
         run=run,
         name=name,
         worker=request.worker,
     )
-    arrived = tx.one("SELECT count(*) FROM arrivals WHERE run = :run AND name = :name", run=run, name=name)
-    view = wire.BarrierView(released=bool(released), target=target, arrivals=arrived[0] if arrived else 0)
+    view = _view(tx, run, name, target, released)
     if released:
         return view
     if view.arrivals < target:
@@ -66,6 +55,24 @@ def arrive(tx: Tx, request: wire.BarriersArrive) -> wire.BarrierView | Parked:
     return view
 
 
+def declare(tx: Tx, request: wire.BarriersDeclare) -> wire.BarrierView:
+    """Creates or verifies a barrier. Raises Conflict when another number was named before."""
+    runs.active(tx, request.run)
+    target, released = _ensure(tx, request.run, request.name, request.count)
+    return _view(tx, request.run, request.name, target, released)
+
+
+def look(tx: Tx, request: wire.BarriersGet) -> wire.BarrierView:
+    """How a barrier stands."""
+    runs.active(tx, request.run)
+    row = tx.one(
+        "SELECT target, released FROM barriers WHERE run = :run AND name = :name", run=request.run, name=request.name
+    )
+    if row is None:
+        raise NotFound(f"together {request.name} not found")
+    return _view(tx, request.run, request.name, *row)
+
+
 def tidy(tx: Tx, run: str, many: int) -> int:
     """Removes barriers of an ended run; how many rows went."""
     gone = tx.run(
@@ -75,3 +82,24 @@ def tidy(tx: Tx, run: str, many: int) -> int:
         many=many,
     )
     return gone or tx.run("DELETE FROM barriers WHERE run = :run", run=run)
+
+
+def _ensure(tx: Tx, run: str, name: str, count: int) -> tuple[int, int]:
+    """The barrier's target, and whether it is released. Raises Conflict."""
+    tx.run(
+        "INSERT INTO barriers (run, name, target) VALUES (:run, :name, :target) ON CONFLICT (run, name) DO NOTHING",
+        run=run,
+        name=name,
+        target=count,
+    )
+    row = tx.one("SELECT target, released FROM barriers WHERE run = :run AND name = :name", run=run, name=name)
+    assert row is not None, "written above"
+    target, released = row
+    if target != count:
+        raise Conflict(f"together {name} waits for {target} workers, this call for {count}")
+    return target, released
+
+
+def _view(tx: Tx, run: str, name: str, target: int, released: int) -> wire.BarrierView:
+    arrived = tx.one("SELECT count(*) FROM arrivals WHERE run = :run AND name = :name", run=run, name=name)
+    return wire.BarrierView(released=bool(released), target=target, arrivals=arrived[0] if arrived else 0)

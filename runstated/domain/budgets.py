@@ -12,10 +12,12 @@ reservation was released.
 
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from runstate import wire
 from runstated.domain import leases, runs
 from runstated.lines import WATCH, Topic
-from runstated.store.tx import Conflict, NotFound, Refusal, Tx
+from runstated.store.tx import Conflict, NotFound, Refusal, Tx, ValidationFailed
 
 SCHEMA = """
 CREATE TABLE budgets (
@@ -125,8 +127,11 @@ def reserve(tx: Tx, request: wire.BudgetsReserve) -> wire.BudgetReserved | Refus
             f"budget {budget.name} has {budget.available} minor units of {budget.currency} left, which does not cover"
             f" {request.amount_minor}"
         )
-    token = leases.grant(tx, KIND, budget.id, request.run, wire.SETTLE_BY_MS)
-    reservation = hold(tx, budget, request.run, token, request.amount_minor)
+    length_ms = wire.SETTLE_BY_MS if request.settle_by_ms is None else request.settle_by_ms - tx.now_ms
+    if length_ms <= 0:
+        raise ValidationFailed("the time by which to settle has passed already")
+    token = leases.grant(tx, KIND, budget.id, request.run, length_ms)
+    reservation = hold(tx, budget, request.run, token, request.amount_minor, length_ms)
     return wire.BudgetReserved(token=token, reservation=reservation, scale=budget.scale)
 
 
@@ -139,6 +144,10 @@ def settle(tx: Tx, request: wire.BudgetsSettle) -> wire.BudgetSettled:
         work_key=request.work_key,
     )
     if done is None:
+        if not request.late:
+            _check_active(found)
+        if not request.overrun and request.cost_minor > found.left_minor:
+            raise Conflict(f"{request.cost_minor} exceeds what is reserved: {found.left_minor} minor units")
         charge(tx, found, request.cost_minor, request.work_key)
     found = _get(tx, request.reservation)
     if not request.keep_rest and found.state == "active":
@@ -149,14 +158,27 @@ def settle(tx: Tx, request: wire.BudgetsSettle) -> wire.BudgetSettled:
 def void(tx: Tx, request: wire.BudgetsRelease) -> wire.BudgetSettled:
     """Releases what is left of a reservation; a repeat changes nothing."""
     found = _get(tx, request.reservation)
+    if not request.late:
+        _check_active(found)
     if found.state == "active":
         release(tx, found)
     return _settled(tx, found)
 
 
 def look(tx: Tx, request: wire.BudgetsGet) -> wire.BudgetView:
-    """A budget: its limit, what is reserved and what is spent."""
-    return _view(find(tx, request.budget))
+    """A budget: its limit, what is reserved and what is spent, and its newest reservations."""
+    budget = find(tx, request.budget)
+    rows = tx.all(
+        "SELECT reservation, run, state, left_minor, charged_minor FROM reservations WHERE budget = :budget"
+        " ORDER BY settle_by_ms DESC LIMIT :many",
+        budget=budget.id,
+        many=request.reservations,
+    )
+    reservations = tuple(
+        wire.ReservationView(reservation=reservation, run=run, state=state, left_minor=left, charged_minor=charged)
+        for reservation, run, state, left, charged in rows
+    )
+    return replace(_view(budget), reservations=reservations)
 
 
 # ---------------------------------------------------------------------------------------------------- for queues
@@ -178,7 +200,7 @@ def by_id(tx: Tx, budget: str) -> Budget:
     return Budget(*row)
 
 
-def hold(tx: Tx, budget: Budget, run: str, token: int, amount: int) -> str:
+def hold(tx: Tx, budget: Budget, run: str, token: int, amount: int, length_ms: int = wire.SETTLE_BY_MS) -> str:
     """Reserves under a token that was granted; the reservation's id."""
     reservation = tx.new_id("b")
     tx.run(
@@ -189,10 +211,10 @@ def hold(tx: Tx, budget: Budget, run: str, token: int, amount: int) -> str:
         run=run,
         token=token,
         left=amount,
-        settle_by=tx.now_ms + wire.SETTLE_BY_MS,
+        settle_by=tx.now_ms + length_ms,
     )
     _move(tx, budget.id, reservation, "reserve", reserved=amount)
-    tx.due(tx.now_ms + wire.SETTLE_BY_MS)
+    tx.due(tx.now_ms + length_ms)
     return reservation
 
 
@@ -304,6 +326,11 @@ def ensure(tx: Tx, name: str, limit_minor: int | None, currency: str | None, sca
                 f" {budget.scale}, this process declares {wanted[0]} of {wanted[1]} at scale {wanted[2]}"
             )
     return budget
+
+
+def _check_active(found: Reservation) -> None:
+    if found.state != "active":
+        raise Conflict(f"nothing is reserved under {found.reservation} any more: it is {found.state}")
 
 
 def _get(tx: Tx, reservation: str) -> Reservation:

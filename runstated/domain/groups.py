@@ -21,7 +21,9 @@ def line(run: str) -> Topic:
 
 def submit(tx: Tx, request: wire.GroupsSubmit) -> wire.GroupView:
     """Creates the group's run and its jobs. A group ends with the session that made it."""
-    run = runs.create_group(tx, runs.active(tx, request.run))
+    run = runs.create_group(tx, runs.active(tx, request.run), owned=request.owned)
+    if not request.members:  # they come one by one, with `queues.send`
+        queues.declare(tx, wire.QueuesDeclare(queue=request.queue, attempts=request.attempts))
     jobs = []
     for member in request.members:
         sent = queues.send(

@@ -109,12 +109,31 @@ def drop(tx: Tx, token: int, space: str | None = None) -> Lease | None:
         for (pool,) in tx.all("DELETE FROM units WHERE token = :token RETURNING pool", token=token):
             tx.wake(topic("slots", pool, ""))
     # Who ends a hold has had the answer that granted it; and an answer with a dead token must never be given again.
+    # What names a reservation may: settling it a second time changes nothing, reserving a second time would.
     tx.run(
-        "DELETE FROM replies WHERE session = :session AND request = :request",
+        "DELETE FROM replies WHERE session = :session AND request = :request AND (until_ms IS NULL OR :again)",
         session=lease.session,
         request=lease.request,
+        again=lease.kind != "budget",
     )
     return lease
+
+
+def renew(tx: Tx, token: int, length_ms: int) -> int:
+    """Gives a lease its full, perhaps another, length; when it lapses, as an estimate in wall time."""
+    tx.run(
+        "UPDATE leases SET length_ms = :length WHERE token = :token AND length_ms <> :length",
+        token=token,
+        length=length_ms,
+    )
+    tx.renew(token, length_ms)
+    return tx.now_ms + length_ms
+
+
+def find(tx: Tx, token: int, space: str) -> Lease | None:
+    """A live hold of a space."""
+    row = tx.one(f"SELECT {COLUMNS} FROM leases WHERE token = :token AND {IN_SPACE}", token=token, space=space)
+    return Lease(*row) if row else None
 
 
 def hold_units(tx: Tx, token: int, pool: str, units: int) -> None:

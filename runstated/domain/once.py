@@ -57,7 +57,8 @@ def acquire(tx: Tx, request: wire.OnceAcquire) -> wire.OnceGranted | wire.OnceDo
         return wire.OnceFailed(attempts=failures, error=error)
     place = line(run, key)
     if state == "held" or tx.ahead(place):
-        return Parked(lines=(place,), signals=(place, runs.signal(run)), late=wire.OnceHeld())
+        late = wire.OnceHeld(attempts=failures)
+        return Parked(lines=(place,), signals=(place, runs.signal(run)), late=late)
     token = leases.grant(tx, KIND, key, run, request.lease_ms)
     changed = tx.run(
         "INSERT INTO once_keys (run, key, state) VALUES (:run, :key, 'held')"
@@ -67,6 +68,25 @@ def acquire(tx: Tx, request: wire.OnceAcquire) -> wire.OnceGranted | wire.OnceDo
     )
     assert changed == 1, "only an open key is granted"
     return wire.OnceGranted(token=token, attempt=failures + 1)
+
+
+def look(tx: Tx, request: wire.OnceGet) -> wire.OnceOpen | wire.OnceHeld | wire.OnceDone | wire.OnceFailed | Parked:
+    """How the key stands; waits in its line while it is held, and takes nothing when it comes up."""
+    run, key = request.run, request.key
+    runs.active(tx, run)
+    row = tx.one(
+        "SELECT state, failures, result, error FROM once_keys WHERE run = :run AND key = :key", run=run, key=key
+    )
+    state, failures, result, error = row or ("open", 0, None, None)
+    if state == "done":
+        return wire.OnceDone(result=result)
+    if state == "failed":
+        return wire.OnceFailed(attempts=failures, error=error)
+    if state == "open":
+        return wire.OnceOpen(attempts=failures)
+    place = line(run, key)
+    late = wire.OnceHeld(attempts=failures)
+    return Parked(lines=(place,), signals=(place, runs.signal(run)), late=late)
 
 
 def complete(tx: Tx, request: wire.OnceComplete) -> wire.OnceDone | Refusal:

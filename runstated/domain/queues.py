@@ -176,7 +176,7 @@ def admit(tx: Tx, request: wire.QueuesAdmit) -> wire.JobsGranted | Parked:
         run = runs.active(tx, wanted.run)
         lines.append(line(wanted.queue, run.run))
         for _ in range(wanted.places):
-            found = _next(tx, wanted.queue, run, blocked)
+            found = _next(tx, wanted.queue, run, blocked, below=wanted.below)
             if found is None:
                 break
             job, wants = found
@@ -371,7 +371,9 @@ def _note_needs(tx: Tx, queue: str, number: int) -> None:
     )
 
 
-def _next(tx: Tx, queue: str, run: runs.Run, blocked: needs.Blocked) -> tuple[jobs.Job, needs.Wants] | None:
+def _next(
+    tx: Tx, queue: str, run: runs.Run, blocked: needs.Blocked, *, below: bool
+) -> tuple[jobs.Job, needs.Wants] | None:
     """The oldest ready job that has all it needs. Of each set of needs only the oldest job is looked at: what it lacks,
     the younger ones lack too."""
     sets = tx.all(
@@ -382,7 +384,7 @@ def _next(tx: Tx, queue: str, run: runs.Run, blocked: needs.Blocked) -> tuple[jo
     )
     heads = []
     for number, of_queue in sets:
-        head = _oldest_ready(tx, queue, run, number)
+        head = _oldest_ready(tx, queue, runs.below(run.path) if below else runs.alone(run.path), number)
         if head is not None:
             heads.append((*head, number, of_queue if number == needs.OF_QUEUE else number))
     for age, where, number, effective in sorted(heads):
@@ -405,10 +407,10 @@ def _next(tx: Tx, queue: str, run: runs.Run, blocked: needs.Blocked) -> tuple[jo
     return None
 
 
-def _oldest_ready(tx: Tx, queue: str, run: runs.Run, number: int) -> tuple[int, str] | None:
-    """Age and run of the oldest ready job with a set of needs, in the run or any active run under it: one look into the
+def _oldest_ready(tx: Tx, queue: str, paths: tuple[str, str], number: int) -> tuple[int, str] | None:
+    """Age and run of the oldest ready job with a set of needs, in the active runs between two paths: one look into the
     index for each run."""
-    low, high = runs.below(run.path)
+    low, high = paths
     return tx.one(
         "SELECT age, run FROM (SELECT runs.run AS run, (SELECT age FROM jobs WHERE jobs.queue = :queue"
         " AND jobs.run = runs.run AND jobs.needs = :needs AND jobs.state = 'ready' ORDER BY age LIMIT 1) AS age"

@@ -138,7 +138,8 @@ def join(tx: Tx, request: wire.RunsJoin) -> wire.RunView:
 def child(tx: Tx, request: wire.RunsChild) -> wire.RunView:
     """A new run below ``parent``, always. It ends with its creator's session if nothing in it is held then."""
     parent = active(tx, request.parent)
-    run = _create(tx, request.name, parent, request.deadline_ms, owner=tx.caller.session)
+    owner = tx.caller.session if request.owned else None
+    run = _create(tx, request.name, parent, request.deadline_ms, owner=owner)
     tx.subscribe(signal(run.run))
     return view(run, tx.now_ms)
 
@@ -161,9 +162,9 @@ def look(tx: Tx, request: wire.RunsGet) -> wire.RunView:
 # ---------------------------------------------------------------------------------------------------- for other nouns
 
 
-def create_group(tx: Tx, parent: Run) -> Run:
-    """A run below ``parent`` for the jobs of one `gather`; it ends with the caller's session."""
-    run = _create(tx, None, parent, None, owner=tx.caller.session)
+def create_group(tx: Tx, parent: Run, *, owned: bool) -> Run:
+    """A run below ``parent`` for the jobs of one `gather`; if it is owned, it ends with the caller's session."""
+    run = _create(tx, None, parent, None, owner=tx.caller.session if owned else None)
     tx.run("UPDATE runs SET is_group = 1 WHERE run = :run", run=run.run)
     tx.subscribe(signal(run.run))
     return run
@@ -209,6 +210,11 @@ def above(run: Run) -> list[str]:
 def below(path: str) -> tuple[str, str]:
     """The bounds of the paths of a run and all under it: low <= path < high."""
     return path, path[:-1] + "0"  # "0" follows "/"
+
+
+def alone(path: str) -> tuple[str, str]:
+    """The bounds of the path of a run, without those under it."""
+    return path, path + "\x00"
 
 
 # ---------------------------------------------------------------------------------------------------- time, sessions

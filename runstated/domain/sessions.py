@@ -99,7 +99,7 @@ def end(tx: Tx, session: str, how: str) -> None:
     for lease in leases.of_session(tx, session):
         hand_on(tx, lease, how)
     runs.leave(tx, session)
-    tx.run("DELETE FROM replies WHERE session = :session", session=session)
+    tx.run("DELETE FROM replies WHERE session = :session AND until_ms IS NULL", session=session)
     tx.run("DELETE FROM sessions WHERE session = :session", session=session)
 
 
@@ -110,6 +110,18 @@ def lapse(tx: Tx, token: int) -> None:
         lease = leases.Lease(*row)
         hand_on(tx, lease, "lapsed")
         tx.push(lease.session, wire.LeaseLost(token=token, reason="the lease was not renewed in time"))
+
+
+def renew(tx: Tx, request: wire.Renew) -> wire.Renewed:
+    """Renews one lease by its token. Of a job it is refused as gone when the run is over (a worker also serves child
+    runs, and must not take the end of one for the end of its own); of anything else with the run's refusal."""
+    lease = leases.find(tx, request.token, tx.caller.space)
+    if lease is None:
+        raise leases.LeaseGone
+    over = runs.refusal(runs.get(tx, lease.run), tx.now_ms)
+    if over is not None:
+        raise leases.LeaseGone if lease.kind == queues.KIND else over
+    return wire.Renewed(lease_expires_ms=leases.renew(tx, request.token, request.lease_ms))
 
 
 def release(tx: Tx, request: wire.Release) -> wire.Released:
@@ -125,7 +137,11 @@ def give_back(tx: Tx, session: str, request: int) -> None:
     """The caller of a request has gone: whatever the request was given and is still held goes back."""
     for lease in leases.of_request(tx, session, request):
         hand_on(tx, lease, "released")
-    tx.run("DELETE FROM replies WHERE session = :session AND request = :request", session=session, request=request)
+    tx.run(
+        "DELETE FROM replies WHERE session = :session AND request = :request AND until_ms IS NULL",
+        session=session,
+        request=request,
+    )
 
 
 def hand_on(tx: Tx, lease: leases.Lease, how: str) -> None:

@@ -112,26 +112,29 @@ def look_run(tx: Tx, request: wire.RunsStatus) -> wire.RunStatusView:
     run = runs.get(tx, request.run)
     low, high = runs.below(run.path)
     rows = tx.all(
-        "SELECT sessions.worker, leases.token FROM leases JOIN runs ON runs.run = leases.run"
-        " JOIN sessions ON sessions.session = leases.session"
+        "SELECT sessions.worker, leases.token, coalesce(jobs.key, pools.name, leases.subject) FROM leases"
+        " JOIN runs ON runs.run = leases.run JOIN sessions ON sessions.session = leases.session"
+        " LEFT JOIN jobs ON leases.kind = 'job' AND jobs.job = leases.subject"
+        " LEFT JOIN pools ON leases.kind = 'slots' AND pools.id = leases.subject"
         " WHERE leases.kind <> 'budget' AND runs.path >= :low AND runs.path < :high ORDER BY leases.token LIMIT :many",
         low=low,
         high=high,
         many=ROWS_MAX,
     )
-    held: dict[str, list[int | None]] = {}
-    for worker, token in rows:
-        held.setdefault(worker, []).append(tx.expires_ms(token))
+    held: dict[str, list[tuple[str, int | None]]] = {}
+    for worker, token, name in rows:
+        held.setdefault(worker, []).append((name, tx.expires_ms(token)))
     below = {name for (name,) in tx.all("SELECT run FROM runs WHERE path >= :low AND path < :high", low=low, high=high)}
     return wire.RunStatusView(
         run=runs.view(run, tx.now_ms),
         workers=tuple(
             wire.HolderView(
                 worker=worker,
-                holding=len(expiries),
-                lease_expires_ms=min((at for at in expiries if at is not None), default=None),
+                holding=len(holds),
+                lease_expires_ms=min((at for _, at in holds if at is not None), default=None),
+                names=tuple(name for name, _ in holds),
             )
-            for worker, expiries in held.items()
+            for worker, holds in held.items()
         ),
         waiting=tuple(view for call in tx.calls() if (view := _waiting(call.request, below)) is not None),
     )
@@ -143,6 +146,6 @@ def _waiting(request: wire.WaitingRequest[Any], runs_below: set[str]) -> wire.Wa
         return wire.WaitingView(kind="slots", name=request.pool, units=request.units)
     if isinstance(request, wire.LimitsTake) and request.run in runs_below:
         return wire.WaitingView(kind="limit", name=request.limit, units=request.units)
-    if isinstance(request, wire.OnceAcquire) and request.run in runs_below:
+    if isinstance(request, (wire.OnceAcquire, wire.OnceGet)) and request.run in runs_below:
         return wire.WaitingView(kind="once", name=request.key)
     return None

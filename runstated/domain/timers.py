@@ -8,7 +8,7 @@ Times are wall time: a laptop that was suspended past the moment wakes its sleep
 from runstate import wire
 from runstated.domain import runs
 from runstated.lines import Topic
-from runstated.store.tx import Parked, Tx, ValidationFailed
+from runstated.store.tx import Conflict, Parked, Tx, ValidationFailed
 
 SCHEMA = """
 CREATE TABLE timers (
@@ -19,6 +19,11 @@ CREATE TABLE timers (
     PRIMARY KEY (run, name)
 );
 CREATE INDEX timers_due ON timers (fire_ms) WHERE fired = 0;
+"""
+
+# Somebody has gone on after it fired.
+SCHEMA_ACKED = """
+ALTER TABLE timers ADD COLUMN acked INTEGER NOT NULL DEFAULT 0;
 """
 
 FIRED_IN_ONE_STEP = 500
@@ -32,8 +37,8 @@ def sleep(tx: Tx, request: wire.TimersSleep) -> wire.TimerView | Parked:
     """Waits until the timer of that name fires. Later calls ignore their own duration."""
     run, name = request.run, request.name
     runs.active(tx, run)
-    row = tx.one("SELECT fire_ms, fired FROM timers WHERE run = :run AND name = :name", run=run, name=name)
-    fire_ms, fired = row or (_fire_ms(tx, request), 0)
+    row = tx.one("SELECT fire_ms, fired, acked FROM timers WHERE run = :run AND name = :name", run=run, name=name)
+    fire_ms, fired, acked = row or (_fire_ms(tx, request), 0, 0)
     if row is None:
         tx.run(
             "INSERT INTO timers (run, name, fire_ms) VALUES (:run, :name, :fire_ms)",
@@ -44,11 +49,24 @@ def sleep(tx: Tx, request: wire.TimersSleep) -> wire.TimerView | Parked:
     if not fired and fire_ms <= tx.now_ms:
         _fire(tx, run, name, fire_ms)  # also one that is due and that `tick` has not come to yet
         fired = 1
-    view = wire.TimerView(fired=bool(fired), fire_ms=fire_ms)
+    view = wire.TimerView(fired=bool(fired), fire_ms=fire_ms, acked=bool(acked))
     if fired:
         return view
     tx.due(fire_ms)
     return Parked(lines=(), signals=(signal(run, name), runs.signal(run)), late=view)
+
+
+def ack(tx: Tx, request: wire.TimersAck) -> wire.TimerView:
+    """Somebody has gone on after it fired; the first says so, the others get Conflict."""
+    runs.get(tx, request.run)
+    row = tx.one(
+        "UPDATE timers SET acked = 1 WHERE run = :run AND name = :name AND fired = 1 AND acked = 0 RETURNING fire_ms",
+        run=request.run,
+        name=request.name,
+    )
+    if row is None:
+        raise Conflict(f"sleep {request.name} has not ended, or somebody has said so before")
+    return wire.TimerView(fired=True, fire_ms=row[0], acked=True)
 
 
 def tick(tx: Tx) -> int | None:

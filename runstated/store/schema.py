@@ -32,6 +32,12 @@ CREATE TABLE replies (
 );
 """
 
+# Replies that are kept for a time of their own, for callers without a connection.
+REPLIES_KEPT = """
+ALTER TABLE replies ADD COLUMN until_ms BIGINT;
+CREATE INDEX replies_due ON replies (until_ms) WHERE until_ms IS NOT NULL;
+"""
+
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (SCHEMA, sessions.SCHEMA, leases.SCHEMA, runs.SCHEMA, once.SCHEMA, queues.SCHEMA),
     (
@@ -48,6 +54,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (sessions.SCHEMA_3, keys.SCHEMA),
     # Tidying in small steps.
     (runs.SCHEMA_TIDIED,),
+    (REPLIES_KEPT, timers.SCHEMA_ACKED),
 )
 VERSION = len(MIGRATIONS)
 

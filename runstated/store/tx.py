@@ -232,6 +232,10 @@ class Tx:
         """Something more goes with a lease."""
         self._memory.hold_also(token, subject)
 
+    def renew(self, token: int, length_ms: int) -> None:
+        """A lease gets ``length_ms`` from now on."""
+        self._memory.renew(token, length_ms, self.lease_ms)
+
     def let_go(self, token: int) -> None:
         """A lease has ended."""
         if token in self._memory.looked_after:

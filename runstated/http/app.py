@@ -1,0 +1,251 @@
+"""The way of an HTTP call: host, path, key, body, endpoint, envelope.
+
+Anything a web page could send to a local port is refused: the host must be ours, every call but `/healthz` needs a key
+in a header that no form can set, and there is no CORS. Paths are routed as they were sent and decoded part by part, so
+that a name may have a slash.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import secrets
+from collections.abc import Awaitable, Callable
+from typing import Any
+from urllib.parse import unquote
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from runstated.http import allowances, budgets, once, permits, queues, runs, timing, watch
+from runstated.http.call import TABLE, Answer, Body, Call, Endpoint
+from runstated.http.errors import ApiError, ClientGone, NotReady
+from runstated.http.gateway import Gateway
+from runstated.http.health import Health
+from runstated.http.metrics import Metrics
+from runstated.http.openapi import document
+from runstated.http.waiters import Waiters
+from runstated.settings import Endpoint as Address
+from runstated.store.tx import Access
+
+log = logging.getLogger(__name__)
+
+NOUNS = (runs, once, allowances, permits, budgets, queues, timing, watch)  # each has entered its rows into the table
+BODY_BYTES_MAX = 2 * 1024 * 1024
+BODY_S = 10.0  # a client that has not sent its body by now sends nothing
+KEY_CHARS_MAX = 255
+JSON = "application/json"
+
+
+class App:
+    """The ASGI application."""
+
+    def __init__(self, gateway: Gateway, address: Address, version: str) -> None:
+        self._gateway = gateway
+        self._waiters = Waiters(gateway)
+        self._hosts = _hosts(address)
+        self._any_address = address.host in ("0.0.0.0", "::")
+        self._health = Health(gateway.engine)
+        self._metrics = Metrics(gateway)
+        self._document = msgspec.json.encode(document(TABLE, version))
+        routes = [
+            Route("/healthz", self._answered(self._healthz, keyed=False), methods=["GET"]),
+            Route("/metrics", self._answered(self._show_metrics), methods=["GET"]),
+            Route("/openapi.json", self._answered(self._show_document), methods=["GET"]),
+            *(self._route(row) for row in TABLE),
+        ]
+        self._app: ASGIApp = Starlette(
+            routes=routes, exception_handlers={HTTPException: self._no_route, 500: self._fault}
+        )
+        self._app.router.redirect_slashes = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            # The router must see the path as it was sent: a name may have a slash, spelt %2F.
+            scope = {**scope, "path": scope["raw_path"].partition(b"?")[0].decode("latin-1"), "root_path": ""}
+            scope.setdefault("state", {})["request_id"] = f"req-{secrets.token_hex(8)}"
+        await self._app(scope, receive, send)
+
+    # ------------------------------------------------------------------ before an endpoint
+
+    def _answered(
+        self, work: Callable[[Request, Access | None], Awaitable[Response]], *, keyed: bool = True
+    ) -> Callable[[Request], Awaitable[Response]]:
+        """Checks host and key, and turns what is raised into an answer."""
+
+        async def handle(request: Request) -> Response:
+            try:
+                self._check_host(request)
+                response = await work(request, self._access(request) if keyed else None)
+            except ApiError as error:
+                response = _envelope(request, error)
+            except NotReady as error:
+                response = _json(503, {"detail": str(error)})
+            except (ClientGone, ClientDisconnect):
+                response = Response(status_code=499)  # nobody reads it
+            self._metrics.count(request.scope, response.status_code)
+            return response
+
+        return handle
+
+    def _check_host(self, request: Request) -> None:
+        """A page of another site reaches us under that site's name (DNS rebinding)."""
+        host = request.headers.get("host", "").lower()
+        if host not in self._hosts and not (self._any_address and _is_address(host)):
+            raise ApiError("FORBIDDEN", f"the host {host[:100]!r} is not this daemon's; use {sorted(self._hosts)[0]}")
+
+    def _access(self, request: Request) -> Access:
+        scheme, _, secret = request.headers.get("authorization", "").partition(" ")
+        secret = secret.strip() if scheme.lower() == "bearer" else ""
+        keyring = self._gateway.engine.keyring
+        access = keyring.find(secret) if secret.isascii() else None
+        if access is None:
+            raise ApiError("UNAUTHENTICATED", keyring.refusal(secret or None))
+        return access
+
+    # ------------------------------------------------------------------ endpoints
+
+    def _route(self, row: Endpoint) -> Route:
+        async def work(request: Request, access: Access | None) -> Response:
+            assert access is not None, "every endpoint needs a key"
+            path = {name: _unquoted(value) for name, value in request.path_params.items()}
+            space = path.pop("spaceId")
+            if access.space != space:
+                raise ApiError("FORBIDDEN", f"the key {access.key} is not one of the space {space[:100]}")
+            call = Call(
+                gateway=self._gateway,
+                waiters=self._waiters,
+                access=access,
+                request=request,
+                path=path,
+                body=_query(request, row.body) if row.method == "GET" else await _body(request, row.body),
+                idempotency_key=_idempotency_key(request),
+            )
+            status, answer = await row.handle(call)
+            return Response(status_code=status) if answer is None else _json(status, answer)
+
+        return Route("/v1/spaces/{spaceId}" + row.path, self._answered(work), methods=[row.method])
+
+    async def _healthz(self, request: Request, access: Access | None) -> Response:
+        trouble = await self._health.check()
+        return _json(503, {"detail": trouble}) if trouble else _json(200, {"status": "ok"})
+
+    async def _show_metrics(self, request: Request, access: Access | None) -> Response:
+        assert access is not None, "it needs a key"
+        text, kind = await self._metrics.text(access)
+        return Response(text, media_type=kind)
+
+    async def _show_document(self, request: Request, access: Access | None) -> Response:
+        return Response(self._document, media_type=JSON)
+
+    # ------------------------------------------------------------------ what has no endpoint
+
+    async def _no_route(self, request: Request, error: Exception) -> Response:
+        """Unknown paths and methods. Whoever has no key is told nothing about paths."""
+        assert isinstance(error, HTTPException)
+
+        async def work(request: Request, access: Access | None) -> Response:
+            if error.status_code == 405:
+                raise ApiError("METHOD_NOT_ALLOWED", f"{request.method} is not one of the methods of this path")
+            raise ApiError("NOT_FOUND", f"there is nothing at {request.url.path[:200]}")
+
+        response = await self._answered(work)(request)
+        for name, value in (error.headers or {}).items():
+            response.headers[name] = value
+        return response
+
+    async def _fault(self, request: Request, error: Exception) -> Response:
+        log.error("an HTTP call failed: %s %s", request.method, request.url.path, exc_info=error)
+        return _envelope(request, ApiError("INTERNAL", f"the daemon failed at this call ({type(error).__name__})"))
+
+
+def _hosts(address: Address) -> frozenset[str]:
+    names = {"localhost", "127.0.0.1", "[::1]", f"[{address.host}]" if ":" in address.host else address.host}
+    return frozenset(f"{name}:{address.port}" for name in names) | (names if address.port in (80, 443) else set())
+
+
+def _is_address(host: str) -> bool:
+    """Whether a host is spelt as an address: no name that somebody else could point at us."""
+    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() and not host.endswith("]") else host
+    try:
+        ipaddress.ip_address(name.strip("[]"))
+    except ValueError:
+        return False
+    return True
+
+
+def _unquoted(text: str) -> str:
+    """A part of a path. Raises ApiError for what is not UTF-8."""
+    try:
+        return unquote(text, errors="strict")
+    except UnicodeDecodeError as error:
+        raise ApiError("VALIDATION_FAILED", "the path is not UTF-8") from error
+
+
+def _idempotency_key(request: Request) -> str | None:
+    key = request.headers.get("idempotency-key")
+    if key is not None and not 1 <= len(key) <= KEY_CHARS_MAX:
+        raise ApiError("VALIDATION_FAILED", f"an Idempotency-Key has 1 to {KEY_CHARS_MAX} characters")
+    return key
+
+
+def _query(request: Request, kind: type[Body]) -> Body:
+    query: dict[str, str] = {}
+    for name, value in request.query_params.multi_items():
+        if name in query:
+            raise ApiError("VALIDATION_FAILED", f"{name}: given twice")
+        query[name] = value
+    try:
+        return msgspec.convert(query, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise ApiError("VALIDATION_FAILED", _told(error)) from error
+
+
+async def _body(request: Request, kind: type[Body]) -> Body:
+    raw = await _read(request)
+    try:
+        return msgspec.json.decode(raw.strip() or b"{}", type=kind)
+    except msgspec.ValidationError as error:
+        raise ApiError("VALIDATION_FAILED", _told(error)) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ApiError("VALIDATION_FAILED", f"the body is not strict JSON: {error}") from error
+
+
+async def _read(request: Request) -> bytes:
+    async def read() -> bytes:
+        body = bytearray()
+        async for part in request.stream():
+            body += part
+            if len(body) > BODY_BYTES_MAX:
+                raise ApiError("VALIDATION_FAILED", f"the body exceeds {BODY_BYTES_MAX} bytes")
+        return bytes(body)
+
+    try:
+        raw = await asyncio.wait_for(read(), BODY_S)
+        raw.decode()
+    except asyncio.TimeoutError as error:
+        raise ApiError("VALIDATION_FAILED", f"the body did not arrive within {BODY_S:g} s") from error
+    except UnicodeDecodeError as error:
+        raise ApiError("VALIDATION_FAILED", "the body is not UTF-8") from error
+    return raw
+
+
+def _told(error: msgspec.ValidationError) -> str:
+    """msgspec names the field as `$.leaseSeconds`."""
+    text, _, field = str(error).partition(" - at `")
+    return f"{field.rstrip('`').removeprefix('$.') or 'body'}: {text}" if field else f"body: {text}"
+
+
+def _json(status: int, body: Answer | dict[str, Any]) -> Response:
+    return Response(msgspec.json.encode(body), status_code=status, media_type=JSON)
+
+
+def _envelope(request: Request, error: ApiError) -> Response:
+    told = {"code": error.code, "message": str(error), "requestId": request.scope["state"]["request_id"]}
+    return _json(error.status, {"error": told})

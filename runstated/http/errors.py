@@ -1,0 +1,32 @@
+"""What a request is refused with: the envelope ``{"error": {"code", "message", "requestId"}}``."""
+
+from runstate import wire
+from runstate.errors import STATUSES
+
+ONLY_HERE = {"STALE_CLAIM": 409, "CAPACITY_UNAVAILABLE": 409, "CURSOR_EXPIRED": 410, "METHOD_NOT_ALLOWED": 405}
+CODES = {"LEASE_LOST": "STALE_CLAIM", "DEADLOCK": "CONFLICT"}  # codes of the wire that have another name here
+
+
+class ApiError(Exception):
+    """A request that is refused; ``code`` is one of the HTTP API's."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.status = ONLY_HERE.get(code) or STATUSES.get(code, 500)
+
+
+class NotReady(Exception):
+    """The daemon is about to stop, or cannot write: the client is to send the same again. Answered with 503 and a body
+    that is no envelope, which makes the SDK do so by itself."""
+
+
+class ClientGone(Exception):
+    """Nobody is there any more who would read an answer."""
+
+
+def from_wire(error: wire.Error) -> Exception:
+    """The exception for a refusal of the wire."""
+    if error.code == "UNAVAILABLE":
+        return NotReady(error.message)
+    return ApiError(CODES.get(error.code, error.code), error.message)

@@ -1,0 +1,122 @@
+"""The HTTP listener: uvicorn in the daemon's own loop, without its signal handlers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from runstated import listening
+from runstated.engine import Engine
+from runstated.http.app import App
+from runstated.http.gateway import Gateway
+from runstated.sessions import Sessions
+from runstated.settings import LISTEN_BACKLOG, Endpoint
+
+HEAD_S = 10.0  # a connection that has not sent the head of a request by now is closed
+KEEP_ALIVE_S = 75
+CLOSE_S = 2  # answers that are on their way when the daemon stops
+CONNECTIONS_MAX = 10_000
+
+
+class Server(uvicorn.Server):
+    """The daemon has its own signal handlers."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class Protocol(H11Protocol):
+    """uvicorn waits for ever for the head of a first request; a slow client must not keep a descriptor."""
+
+    _head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        sock = transport.get_extra_info("socket")
+        if sock is not None:
+            listening.keep_alive(sock)
+        self._head_timer = self.loop.call_later(HEAD_S, self._too_slow)
+
+    def handle_events(self) -> None:
+        super().handle_events()
+        if self.cycle is None or self.cycle.response_complete:
+            return  # no head yet, or between two requests, where uvicorn itself has a timer
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.transport is not None and not self.transport.is_closing():
+            self._head_timer = self.loop.call_later(KEEP_ALIVE_S + HEAD_S, self._too_slow)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+        super().connection_lost(exc)
+
+    def _too_slow(self) -> None:
+        if self.transport is not None and (self.cycle is None or self.cycle.response_complete):
+            self.transport.close()
+
+
+class HttpListener:
+    """A listener on a bound socket."""
+
+    def __init__(self, gateway: Gateway, server: Server, task: asyncio.Task[None]) -> None:
+        self._gateway, self._server, self._task = gateway, server, task
+
+    @classmethod
+    async def open(
+        cls,
+        sock: socket.socket,
+        engine: Engine,
+        sessions: Sessions,
+        *,
+        version: str,
+        certificate: Path | None,
+        key: Path | None,
+    ) -> HttpListener:
+        """Returns when it accepts."""
+        gateway = Gateway(engine, sessions)
+        bound: Endpoint = listening.bound_to(sock)
+        config = uvicorn.Config(
+            App(gateway, bound, version),
+            http=Protocol,
+            ws="none",
+            lifespan="off",
+            loop="none",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            backlog=LISTEN_BACKLOG,
+            limit_concurrency=CONNECTIONS_MAX,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=CLOSE_S,
+            ssl_certfile=certificate,
+            ssl_keyfile=key,
+            ssl_version=ssl.PROTOCOL_TLS_SERVER,
+        )
+        server = Server(config)
+        task = asyncio.create_task(server.serve(sockets=[sock]), name="http")
+        while not server.started:
+            if task.done():
+                task.result()
+                raise listening.CannotListen(f"the HTTP listener on {bound} has ended at once")
+            await asyncio.sleep(0.01)
+        return cls(gateway, server, task)
+
+    async def close(self) -> None:
+        """Tells those who wait to send the same again, and accepts nobody any more."""
+        self._gateway.close()
+        self._server.should_exit = True
+        await self._task

@@ -1,0 +1,65 @@
+"""Ids, tokens, times and amounts as the HTTP API spells them.
+
+An id in a path has only letters, digits, ``-`` and ``_``. Those of runs, jobs and reservations are the daemon's own;
+those of things that have a name are made of the name, so that they mean the same after a restart.
+"""
+
+import base64
+import binascii
+from datetime import datetime, timezone
+
+import msgspec
+
+from runstated.http.errors import ApiError
+
+
+def to_id(kind: str, *names: str) -> str:
+    """The id of something that has a name: ``kind`` is one letter."""
+    return kind + base64.urlsafe_b64encode(msgspec.json.encode(names)).decode().rstrip("=")
+
+
+def from_id(kind: str, word: str, text: str, count: int = 1) -> tuple[str, ...]:
+    """The names in an id. Raises ApiError (NOT_FOUND) for what is no id of this kind."""
+    try:
+        if text[:1] != kind:
+            raise ValueError("another kind of id")
+        found = base64.urlsafe_b64decode(text[1:] + "=" * (-len(text[1:]) % 4))
+        names = msgspec.json.decode(found, type=tuple[str, ...])
+        if len(names) != count or not all(0 < len(name) <= 512 for name in names):
+            raise ValueError("another number of names")
+    except (ValueError, binascii.Error, msgspec.MsgspecError) as error:
+        raise ApiError("NOT_FOUND", f"{word} {text[:100]} not found") from error
+    return names
+
+
+def to_token(token: int) -> str:
+    return str(token)
+
+
+def from_token(text: str) -> int:
+    """Raises ApiError (STALE_CLAIM) for what never was a token."""
+    if not (text.isascii() and text.isdigit() and 0 < int(text[:19]) < 2**63 and len(text) <= 19):
+        raise ApiError("STALE_CLAIM", "the token is not one of a live hold")
+    return int(text)
+
+
+def to_iso(ms: int) -> str:
+    """``YYYY-MM-DDTHH:MM:SS.mmmZ``."""
+    moment = datetime.fromtimestamp(ms // 1000, timezone.utc)
+    return f"{moment:%Y-%m-%dT%H:%M:%S}.{ms % 1000:03d}Z"
+
+
+def to_ms(moment: datetime) -> int:
+    """Unix time of a moment with a zone. Raises ApiError for one before 1970."""
+    ms = int(moment.timestamp() * 1000)
+    if ms < 0:
+        raise ApiError("VALIDATION_FAILED", "a time before 1970 makes no sense here")
+    return ms
+
+
+def compact(value: msgspec.Raw) -> str:
+    """A JSON value as it was sent, without the spaces between its parts. Raises ApiError for what is no strict JSON."""
+    try:
+        return msgspec.json.format(bytes(value), indent=-1).decode()
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ApiError("VALIDATION_FAILED", f"not valid JSON: {error}") from error

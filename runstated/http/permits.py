@@ -1,0 +1,139 @@
+"""Slots, which this API calls permits, the calls that wait for them, and what is held of them: grants."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from runstate import wire
+from runstated.http.allowances import State, WaiterState
+from runstated.http.call import Answer, Body, Call, Done, Nothing, endpoint
+from runstated.http.errors import ApiError
+from runstated.http.fields import Holder, LeaseSeconds, TokenText, name_in
+from runstated.http.names import from_id, from_token, to_id, to_iso, to_token
+from runstated.http.once import Renewed
+from runstated.http.waiters import CLAIM_MS
+
+
+class Size(Body, frozen=True):
+    """Without a size they must exist; another size than their own: CONFLICT."""
+
+    units: wire.Units | None = None
+
+
+class Permit(Answer, frozen=True):
+    id: str
+    name: str
+    units: int
+
+
+class Acquire(Body, frozen=True):
+    scope_id: wire.Id
+    units: wire.Units = 1
+    holder: Holder = ""
+    holder_session: Holder = ""
+    lease_seconds: LeaseSeconds = 30
+    waiter_id: Annotated[str, Meta(max_length=128)] | None = None
+
+
+class Wait(Body, frozen=True):
+    scope_id: wire.Id
+    units: wire.Units = 1
+    holder: Holder = ""
+
+
+class Grant(Answer, frozen=True):
+    grant_id: str
+    token: str
+
+
+class Renew(Body, frozen=True):
+    token: TokenText
+    lease_seconds: LeaseSeconds = 30
+
+
+class Release(Body, frozen=True):
+    token: TokenText
+
+
+@endpoint("PUT", "/permits/by-name/{name}", Permit, Size)
+async def declare(call: Call) -> Permit:
+    """Looks up, verifies or creates slots."""
+    pool = await call.ask(wire.SlotsDeclare(pool=name_in(call.path["name"]), max=call.body.units))
+    return Permit(id=to_id("p", pool.pool), name=pool.pool, units=pool.max)
+
+
+@endpoint("POST", "/permits/{permitId}/acquire", Grant, Acquire)
+async def acquire(call: Call) -> Grant:
+    """Takes units without waiting, or claims those that were promised to a waiter: CAPACITY_UNAVAILABLE when there are
+    none, or when others wait for them."""
+    body = call.body
+    (name,) = from_id("p", "permit", call.path["permitId"])
+    lease_ms = body.lease_seconds * 1000
+    if body.waiter_id is not None:
+        token = await _claim(call, body.waiter_id, lease_ms)
+    else:
+        request = wire.SlotsAcquire(run=body.scope_id, pool=name, units=body.units, lease_ms=lease_ms, wait_ms=0)
+        reply = await call.ask(request, worker=body.holder)
+        if isinstance(reply, wire.SlotsBusy):
+            raise ApiError("CAPACITY_UNAVAILABLE", f"slots {name} are taken")
+        token = reply.token
+    return Grant(grant_id=to_token(token), token=to_token(token))
+
+
+async def _claim(call: Call, waiter_id: str, lease_ms: int) -> int:
+    waiter = call.waiters.find(call.access, waiter_id)
+    if waiter is None or waiter.state not in ("SIGNALED", "CLAIMED"):
+        raise ApiError("CAPACITY_UNAVAILABLE", "the slots are not the waiter's yet, or not any more")
+    await call.ask(wire.Renew(token=waiter.token, lease_ms=lease_ms))
+    waiter.state = "CLAIMED"
+    return waiter.token
+
+
+@endpoint("POST", "/permits/{permitId}/wait", WaiterState, Wait)
+async def wait(call: Call) -> WaiterState:
+    """Stands in line; the units are promised when it is its turn, for ten seconds."""
+    body = call.body
+    (name,) = from_id("p", "permit", call.path["permitId"])
+    request, request_id = call.prepare(
+        wire.SlotsAcquire(run=body.scope_id, pool=name, units=body.units, lease_ms=CLAIM_MS)
+    )
+    assert isinstance(request, wire.SlotsAcquire)
+    waiter = await call.waiters.start(call.access, body.holder, body.scope_id, request, request_id)
+    return WaiterState(waiter_id=waiter.id, state=waiter.state)
+
+
+@endpoint("GET", "/permit-waiters/{waiterId}", State)
+async def waiting(call: Call) -> State:
+    """How a waiting call stands."""
+    return State(state=await call.waiters.state(call.access, call.path["waiterId"]))
+
+
+@endpoint("POST", "/permit-waiters/{waiterId}/cancel", State, Nothing)
+async def cancel(call: Call) -> State:
+    """Its caller has given up; what was promised goes to the next in line."""
+    return State(state=await call.waiters.cancel(call.access, call.path["waiterId"]))
+
+
+@endpoint("POST", "/grants/{grantId}/renew", Renewed, Renew)
+async def renew(call: Call) -> Renewed:
+    """Renews the hold."""
+    token = _token(call)
+    reply = await call.ask(wire.Renew(token=token, lease_ms=call.body.lease_seconds * 1000))
+    return Renewed(lease_expires_at=to_iso(reply.lease_expires_ms))
+
+
+@endpoint("POST", "/grants/{grantId}/release", Done, Release)
+async def release(call: Call) -> Done:
+    """Gives the units back; they are free before this is answered."""
+    reply = await call.ask(wire.Release(token=_token(call)))
+    if not reply.held:
+        raise ApiError("STALE_CLAIM", "the grant was released before, or its lease has lapsed")
+    return Done()
+
+
+def _token(call: Call) -> int:
+    if call.path["grantId"] != call.body.token:
+        raise ApiError("STALE_CLAIM", "the token is not one of this grant")
+    return from_token(call.body.token)

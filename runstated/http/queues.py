@@ -1,0 +1,297 @@
+"""Queues and jobs, which this API calls mailboxes, tasks and messages (a task's delivery, under the same id)."""
+
+from __future__ import annotations
+
+import msgspec
+
+from runstate import wire
+from runstated.http.call import Answer, Body, Call, endpoint
+from runstated.http.errors import ApiError
+from runstated.http.fields import (
+    ErrorText,
+    Holder,
+    LeaseSeconds,
+    Requirements,
+    TokenText,
+    WaitMs,
+    checked_id,
+    name_in,
+    needs,
+    null,
+    queue_of,
+)
+from runstated.http.names import compact, from_token, to_id, to_iso, to_token
+from runstated.http.once import Renewed
+
+STATES = {"ready": "QUEUED", "delayed": "QUEUED"}
+
+
+class Declare(Body, frozen=True):
+    """Without attempts it must exist; other attempts than its own: CONFLICT. Requirements replace those there are."""
+
+    max_attempts: wire.Attempts | None = None
+    requirements: Requirements | None = None
+
+
+class Mailbox(Answer, frozen=True):
+    id: str
+    name: str
+    max_attempts: int
+
+
+class Submit(Body, frozen=True):
+    scope_id: wire.Id
+    mailbox_id: str
+    task_key: wire.Key
+    input: msgspec.Raw = msgspec.field(default_factory=null)
+    requirements: Requirements | None = None
+
+
+class Task(Answer, frozen=True):
+    task_id: str
+    state: str
+
+
+class Look(Body, frozen=True):
+    wait_ms: WaitMs = 0
+
+
+class TaskView(Answer, frozen=True):
+    """`state`: QUEUED, RUNNING, SUCCEEDED, FAILED or CANCELLED; `outcome`: what the handler returned."""
+
+    id: str
+    state: str
+    attempt: int
+    outcome: msgspec.Raw
+    outcome_reason: str | None
+
+
+class Admit(Body, frozen=True):
+    scope_id: wire.Id
+    mailbox_id: str
+    holder: Holder = ""
+    holder_session: Holder = ""
+    lease_seconds: LeaseSeconds = 30
+    wait_ms: WaitMs = 0
+    include_descendants: bool = False
+
+
+class Delivery(Answer, frozen=True):
+    """A job to be done. `attempt`: deliveries so far, with this one."""
+
+    message_id: str
+    task_id: str
+    task_key: str
+    token: str
+    payload: msgspec.Raw
+    attempt: int
+    reservations: tuple[str, ...]
+    lease_expires_at: str
+    grants: tuple[str, ...] = ()
+    consumptions: tuple[str, ...] = ()
+
+
+class Renew(Body, frozen=True):
+    token: TokenText
+    lease_seconds: LeaseSeconds = 30
+
+
+class Result(msgspec.Struct, rename="camel", frozen=True):
+    payload: msgspec.Raw = msgspec.field(default_factory=null)
+
+
+class Complete(Body, frozen=True):
+    token: TokenText
+    result: Result | None = None
+
+
+class Nack(Body, frozen=True):
+    token: TokenText
+    retry: bool = True
+    error: ErrorText = ""
+
+
+def state(job: wire.JobView) -> str:
+    return STATES.get(job.state, job.state.upper())
+
+
+def view(job: wire.JobView) -> TaskView:
+    outcome = null() if job.result is None else msgspec.Raw(job.result.encode())
+    ended = job.state in ("succeeded", "failed", "cancelled")
+    return TaskView(
+        id=job.job,
+        state=state(job),
+        attempt=job.attempt,
+        outcome=outcome,
+        outcome_reason=job.reason if ended else None,
+    )
+
+
+@endpoint("PUT", "/mailboxes/by-name/{name}", Mailbox, Declare)
+async def declare(call: Call) -> Mailbox:
+    """Looks up, verifies or creates a queue."""
+    body = call.body
+    queue = await call.ask(
+        wire.QueuesDeclare(queue=name_in(call.path["name"]), attempts=body.max_attempts, needs=needs(body.requirements))
+    )
+    return Mailbox(id=to_id("q", queue.queue), name=queue.queue, max_attempts=queue.attempts)
+
+
+@endpoint("POST", "/tasks", Task, Submit, status=201)
+async def submit(call: Call) -> Task:
+    """Submits a job; the same key in the same run is the same job, whatever has become of it."""
+    body = call.body
+    job = await call.ask(
+        wire.QueuesSend(
+            run=body.scope_id,
+            queue=queue_of(body.mailbox_id),
+            key=body.task_key,
+            input=compact(body.input),
+            needs=needs(body.requirements),
+        )
+    )
+    return Task(task_id=job.job, state=state(job))
+
+
+@endpoint("GET", "/tasks/{taskId}", TaskView, Look)
+async def look(call: Call) -> TaskView:
+    """A job, also of a run that has ended; waits until it has ended."""
+    job = checked_id(call.path["taskId"], "task")
+    return view(await call.ask(wire.QueuesResult(job=job, wait_ms=call.body.wait_ms)))
+
+
+@endpoint("POST", "/tasks/admit", Delivery, Admit, empty=True)
+async def admit(call: Call) -> Delivery | None:
+    """The oldest job that has all it needs; 204 when the wait is over."""
+    body = call.body
+    lease_ms = body.lease_seconds * 1000
+    wanted = wire.AdmitFrom(
+        run=body.scope_id, queue=queue_of(body.mailbox_id), lease_ms=lease_ms, below=body.include_descendants
+    )
+    reply = await call.ask(wire.QueuesAdmit(queues=(wanted,), wait_ms=body.wait_ms), worker=body.holder)
+    if not reply.jobs:
+        return None
+    grant = reply.jobs[0]
+    return Delivery(
+        message_id=grant.job,
+        task_id=grant.job,
+        task_key=grant.key,
+        token=to_token(grant.token),
+        payload=msgspec.Raw(grant.input.encode()),
+        attempt=grant.attempt,
+        reservations=grant.reservations,
+        lease_expires_at=to_iso(call.now_ms() + lease_ms),
+    )
+
+
+@endpoint("POST", "/messages/{messageId}/renew", Renewed, Renew)
+async def renew(call: Call) -> Renewed:
+    """Renews the delivery, with the slots that go with it."""
+    body = call.body
+    reply = await call.ask(wire.Renew(token=from_token(body.token), lease_ms=body.lease_seconds * 1000))
+    return Renewed(lease_expires_at=to_iso(reply.lease_expires_ms))
+
+
+@endpoint("POST", "/messages/{messageId}/complete", Task, Complete)
+async def complete(call: Call) -> Task:
+    """Records the result; what is reserved stays so, to be settled next."""
+    body = call.body
+    result = body.result or Result()
+    request = wire.QueuesComplete(
+        job=checked_id(call.path["messageId"], "message"),
+        token=from_token(body.token),
+        result=compact(result.payload),
+        keep_reserved=True,
+    )
+    return await _outcome(call, request)
+
+
+@endpoint("POST", "/messages/{messageId}/nack", Task, Nack)
+async def nack(call: Call) -> Task:
+    """Counts a failure: tried again after a pause, or failed for good."""
+    body = call.body
+    request = wire.QueuesFail(
+        job=checked_id(call.path["messageId"], "message"),
+        token=from_token(body.token),
+        error=body.error,
+        retry=body.retry,
+    )
+    return await _outcome(call, request)
+
+
+async def _outcome(call: Call, request: wire.QueuesComplete | wire.QueuesFail) -> Task:
+    job = await call.ask(request)
+    return Task(task_id=job.job, state=state(job))
+
+
+class CreateGroup(Body, frozen=True):
+    """`condition`, `threshold` and `expectedMembers` are for the caller's own counting."""
+
+    mailbox_id: str
+    parent_scope_id: wire.Id
+    condition: str = "ALL_TERMINAL"
+    expected_members: int | None = None
+    threshold: int | None = None
+
+
+class Group(Answer, frozen=True):
+    group_id: str
+    scope_id: str
+
+
+class Member(Body, frozen=True):
+    task_key: wire.Key
+    input: msgspec.Raw = msgspec.field(default_factory=null)
+    requirements: Requirements | None = None
+
+
+class Taken(Answer, frozen=True):
+    """It was noted."""
+
+
+@endpoint("POST", "/task-groups", Group, CreateGroup, status=201)
+async def create_group(call: Call) -> Group:
+    """A run of its own, below the parent, for the jobs of a `gather`."""
+    body = call.body
+    queue = queue_of(body.mailbox_id)
+    group = await call.ask(wire.GroupsSubmit(run=body.parent_scope_id, queue=queue, owned=False))
+    return Group(group_id=f"{group.run}_{body.mailbox_id}", scope_id=group.run)
+
+
+@endpoint("POST", "/task-groups/{groupId}/tasks", Task, Member, status=201)
+async def add_member(call: Call) -> Task:
+    """One more job of the group."""
+    body = call.body
+    run, _, mailbox = call.path["groupId"].partition("_")
+    request = wire.QueuesSend(
+        run=checked_id(run, "group"),
+        queue=queue_of(mailbox),
+        key=body.task_key,
+        input=compact(body.input),
+        needs=needs(body.requirements),
+    )
+    try:
+        job = await call.ask(request)
+    except ApiError as error:
+        if error.code in ("SCOPE_CANCELLED", "DEADLINE_EXCEEDED") and await _parent_is_active(call, run):
+            raise ApiError("CONFLICT", "the group has ended") from error  # never "your run is over": it is not
+        raise
+    return Task(task_id=job.job, state=state(job))
+
+
+async def _parent_is_active(call: Call, run: str) -> bool:
+    group = await call.ask(wire.RunsGet(run=run))
+    parent = None if group.parent is None else await call.ask(wire.RunsGet(run=group.parent))
+    return parent is not None and parent.state == "active"
+
+
+@endpoint("POST", "/task-groups/{groupId}/tasks/{taskId}/accept", Taken)
+async def accept(call: Call) -> Taken:
+    """The caller has accepted a member's result."""
+    return Taken()
+
+
+@endpoint("POST", "/task-groups/{groupId}/tasks/{taskId}/reject", Taken)
+async def reject(call: Call) -> Taken:
+    """The caller has not accepted it."""
+    return Taken()
