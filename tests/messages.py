@@ -46,7 +46,10 @@ _needs = wire.Needs(
 )
 _job = wire.JobView(job="j1-test", state="failed", attempt=2, result="1", reason="worker_died")
 _sizes: dict[str, Any] = {"limit_minor": 5_000, "currency": "EUR", "scale": 9}
-_holder = wire.HolderView(worker="w", holding=2, lease_expires_ms=9)
+_holder = wire.HolderView(worker="w", holding=2, lease_expires_ms=9, names=("k", "s"))
+_reservation = wire.ReservationView(
+    reservation="b1-test", run="r1-test", state="active", left_minor=40, charged_minor=1
+)
 _waiting = wire.WaitingView(kind="slots", name="s", units=2)
 
 _key = wire.KeyView(id="k1-test", space="s", permissions=("work",), name="ci", created_ms=4, revoked_ms=5)
@@ -60,18 +63,20 @@ REQUESTS: tuple[wire.Request[object], ...] = (
     wire.Ack(calls=(1, 2)),
     wire.Cancel(call=5),
     wire.Beat(tokens=(1, 2)),
-    wire.Release(token=3, again=True),
+    wire.Release(token=3, again=True, keep=True),
+    wire.Renew(token=3, lease_ms=5_000),
     wire.RunsJoin(name="job", deadline_ms=5),
-    wire.RunsChild(parent="r1-test", name="c", deadline_ms=5, again=True),
+    wire.RunsChild(parent="r1-test", name="c", deadline_ms=5, owned=False, again=True),
     wire.RunsEnd(run="r1-test", state="finished"),
     wire.RunsGet(run="r1-test"),
     wire.OnceAcquire(run="r1-test", key="k", lease_ms=5_000, wait_ms=0, within=(1, 2), ticket=9, again=True),
+    wire.OnceGet(run="r1-test", key="k", wait_ms=0),
     wire.OnceComplete(run="r1-test", key="k", token=3, result='"é"'),
     wire.OnceFail(run="r1-test", key="k", token=3, error="E", attempts=100),
     wire.QueuesDeclare(queue="q", attempts=1, needs=_needs),
     wire.QueuesSend(run="r1-test", queue="q", key="k", input="{}", attempts=3, needs=_needs),
     wire.QueuesResult(job="j1-test", wait_ms=2**53),
-    wire.QueuesAdmit(queues=(wire.AdmitFrom(run="r1-test", queue="q", places=1_000, lease_ms=600_000),)),
+    wire.QueuesAdmit(queues=(wire.AdmitFrom(run="r1-test", queue="q", places=1_000, lease_ms=600_000, below=False),)),
     wire.QueuesComplete(job="j1-test", token=3, result="null", costs={"b1-test": 0}, keep_reserved=True),
     wire.QueuesFail(job="j1-test", token=3, error="E", retry=False),
     wire.LimitsDeclare(limit="l", max=60, per_seconds=86_400),
@@ -81,15 +86,21 @@ REQUESTS: tuple[wire.Request[object], ...] = (
     wire.SlotsGet(pool="s"),
     wire.SlotsAcquire(run="r1-test", pool="s", units=2, lease_ms=5_000, max=5, wait_ms=1, ticket=9),
     wire.BudgetsDeclare(budget="b", **_sizes),
-    wire.BudgetsGet(budget="b"),
-    wire.BudgetsReserve(run="r1-test", budget="b", amount_minor=2**53, **_sizes),
-    wire.BudgetsSettle(reservation="b1-test", cost_minor=0, work_key="k", keep_rest=True),
-    wire.BudgetsRelease(reservation="b1-test"),
+    wire.BudgetsGet(budget="b", reservations=1_000),
+    wire.BudgetsReserve(run="r1-test", budget="b", amount_minor=2**53, settle_by_ms=6, **_sizes),
+    wire.BudgetsSettle(
+        reservation="b1-test", cost_minor=0, work_key="k", keep_rest=True, overrun=False, late=False
+    ),
+    wire.BudgetsRelease(reservation="b1-test", late=False),
     wire.GroupsSubmit(
-        run="r1-test", queue="q", members=(wire.GroupMember(key="k", input="1"),), attempts=3, needs=_needs
+        run="r1-test", queue="q", members=(wire.GroupMember(key="k", input="1"),), attempts=3, needs=_needs,
+        owned=False,
     ),
     wire.GroupsEnded(run="r1-test", after=4, wait_ms=1),
     wire.TimersSleep(run="r1-test", name="t", after_ms=0, at_ms=5),
+    wire.TimersAck(run="r1-test", name="t"),
+    wire.BarriersDeclare(run="r1-test", name="t", count=3),
+    wire.BarriersGet(run="r1-test", name="t"),
     wire.BarriersArrive(run="r1-test", name="t", count=3, worker="w"),
     wire.EventsRead(run="r1-test", after=4, types=("task.failed",), limit=500),
     wire.EventsWait(run="r1-test", after=4),
@@ -113,24 +124,26 @@ REPLIES: tuple[wire.Reply, ...] = (
     wire.OnceGranted(token=3, attempt=2),
     wire.OnceDone(result="1"),
     wire.OnceFailed(attempts=3, error="E"),
-    wire.OnceHeld(),
+    wire.OnceHeld(attempts=2),
+    wire.OnceOpen(attempts=2),
     wire.OnceFailCounted(attempts=1, failed=True),
     _queue,
     _job,
     wire.JobsGranted(jobs=(_grant,)),
     wire.Released(held=True),
+    wire.Renewed(lease_expires_ms=5),
     wire.LimitView(id="l1-test", limit="l", max=60, per_seconds=1, used=2, waiting=3),
     wire.LimitTaken(),
     wire.LimitBusy(),
     wire.SlotsView(id="p1-test", pool="s", max=5, used=2, waiting=3, holders=("w",)),
     wire.SlotsGranted(token=3),
     wire.SlotsBusy(),
-    wire.BudgetView(id="m1-test", budget="b", reserved_minor=1, spent_minor=2, **_sizes),
+    wire.BudgetView(id="m1-test", budget="b", reserved_minor=1, spent_minor=2, reservations=(_reservation,), **_sizes),
     wire.BudgetReserved(token=3, reservation="b1-test", scale=2),
     wire.BudgetSettled(state="active", charged_minor=1, left_minor=2),
     wire.GroupView(run="r1-test", jobs=("j1-test",)),
     wire.GroupEnded(jobs=(_job,), cursor=4),
-    wire.TimerView(fired=True, fire_ms=5),
+    wire.TimerView(fired=True, fire_ms=5, acked=True),
     wire.BarrierView(released=True, target=3, arrivals=2),
     wire.EventsPage(
         events=(wire.Event(event=4, type="task.failed", at_ms=5, data={"taskId": "j1-test"}),),

@@ -43,6 +43,8 @@ def theirs(h: Harness) -> Theirs:
     (job,) = a.ask(wire.QueuesAdmit(queues=(wire.AdmitFrom(run=run, queue="q"),))).jobs
     slots = a.ask(wire.SlotsAcquire(run=run, pool="gpu", max=1)).token
     a.ask(wire.LimitsTake(run=run, limit="api", max=5, per_seconds=60))
+    a.ask(wire.TimersSleep(run=run, name="t", after_ms=0))
+    a.ask(wire.BarriersDeclare(run=run, name="b", count=1))
     money = a.ask(wire.BudgetsReserve(run=run, budget="llm", amount_minor=40, limit_minor=100))
     group = a.ask(wire.GroupsSubmit(run=run, queue="q", members=(wire.GroupMember(key="2", input="1"),))).run
     own = intruder.ask(wire.RunsJoin(name="mine")).run
@@ -50,11 +52,15 @@ def theirs(h: Harness) -> Theirs:
 
 
 CASES: tuple[tuple[type, Callable[[Theirs], wire.Request[Any]], str], ...] = (
+    (wire.Renew, lambda t: wire.Renew(token=t.key, lease_ms=60_000), LEASE_LOST),
+    (wire.Renew, lambda t: wire.Renew(token=t.job_token, lease_ms=60_000), LEASE_LOST),
+    (wire.Renew, lambda t: wire.Renew(token=t.slots, lease_ms=60_000), LEASE_LOST),
     (wire.RunsChild, lambda t: wire.RunsChild(parent=t.run), NOT_FOUND),
     (wire.RunsEnd, lambda t: wire.RunsEnd(run=t.run, state="stopped"), NOT_FOUND),
     (wire.RunsGet, lambda t: wire.RunsGet(run=t.run), NOT_FOUND),
     (wire.RunsStatus, lambda t: wire.RunsStatus(run=t.run), NOT_FOUND),
     (wire.OnceAcquire, lambda t: wire.OnceAcquire(run=t.run, key="k"), NOT_FOUND),
+    (wire.OnceGet, lambda t: wire.OnceGet(run=t.run, key="k"), NOT_FOUND),
     (wire.OnceComplete, lambda t: wire.OnceComplete(run=t.run, key="k", token=t.key, result="1"), NOT_FOUND),
     (wire.OnceComplete, lambda t: wire.OnceComplete(run=t.own, key="k", token=t.key, result="1"), LEASE_LOST),
     (wire.OnceFail, lambda t: wire.OnceFail(run=t.run, key="k", token=t.key, error="E"), NOT_FOUND),
@@ -91,6 +97,9 @@ CASES: tuple[tuple[type, Callable[[Theirs], wire.Request[Any]], str], ...] = (
     ),
     (wire.GroupsEnded, lambda t: wire.GroupsEnded(run=t.group), NOT_FOUND),
     (wire.TimersSleep, lambda t: wire.TimersSleep(run=t.run, name="t", after_ms=0), NOT_FOUND),
+    (wire.TimersAck, lambda t: wire.TimersAck(run=t.run, name="t"), NOT_FOUND),
+    (wire.BarriersDeclare, lambda t: wire.BarriersDeclare(run=t.run, name="b", count=1), NOT_FOUND),
+    (wire.BarriersGet, lambda t: wire.BarriersGet(run=t.run, name="b"), NOT_FOUND),
     (wire.BarriersArrive, lambda t: wire.BarriersArrive(run=t.run, name="b", count=1, worker="w"), NOT_FOUND),
     (wire.EventsRead, lambda t: wire.EventsRead(run=t.run), NOT_FOUND),
     (wire.EventsWait, lambda t: wire.EventsWait(run=t.run), NOT_FOUND),

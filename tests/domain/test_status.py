@@ -77,10 +77,13 @@ def test_the_status_of_a_run_shows_who_holds_what_in_it_and_below(h: Harness) ->
     seen = a.ask(wire.RunsStatus(run=run))
     assert (seen.run.run, seen.run.state) == (run, "active")
     assert seen.workers == (
-        wire.HolderView(worker="worker-a", holding=1, lease_expires_ms=now + 29_000),
-        wire.HolderView(worker="worker-b", holding=2, lease_expires_ms=now + 10_000),
+        wire.HolderView(worker="worker-a", holding=1, lease_expires_ms=now + 29_000, names=("k",)),
+        wire.HolderView(worker="worker-b", holding=2, lease_expires_ms=now + 10_000, names=("gpu", "gpu")),
     )
     assert [view.worker for view in a.ask(wire.RunsStatus(run=below)).workers] == ["worker-b"]
+    a.ask(wire.QueuesSend(run=below, queue="q", key="the-key", input="1", attempts=3))
+    b.ask(wire.QueuesAdmit(queues=(wire.AdmitFrom(run=run, queue="q"),)))
+    assert a.ask(wire.RunsStatus(run=run)).workers[1].names == ("gpu", "gpu", "the-key")
     assert seen.waiting == ()
 
 
@@ -102,10 +105,12 @@ def test_the_status_of_a_run_shows_what_waits_in_it_and_below(h: Harness) -> Non
     b.waits(wire.SlotsAcquire(run=below, pool="gpu", units=2))
     b.waits(wire.LimitsTake(run=run, limit="api", units=3))
     b.waits(wire.OnceAcquire(run=run, key="k"))
+    b.waits(wire.OnceGet(run=run, key="k"))
     b.waits(wire.SlotsAcquire(run=other, pool="gpu"))
     assert a.ask(wire.RunsStatus(run=run)).waiting == (
         wire.WaitingView(kind="slots", name="gpu", units=2),
         wire.WaitingView(kind="limit", name="api", units=3),
+        wire.WaitingView(kind="once", name="k"),
         wire.WaitingView(kind="once", name="k"),
     )
 
