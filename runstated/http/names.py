@@ -6,11 +6,14 @@ those of things that have a name are made of the name, so that they mean the sam
 
 import base64
 import binascii
-from datetime import datetime, timezone
+import re
+from datetime import datetime, timedelta, timezone
 
 import msgspec
 
 from runstated.http.errors import ApiError
+
+EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 def to_id(kind: str, *names: str) -> str:
@@ -51,15 +54,30 @@ def to_iso(ms: int) -> str:
 
 def to_ms(moment: datetime) -> int:
     """Unix time of a moment with a zone. Raises ApiError for one before 1970."""
-    ms = int(moment.timestamp() * 1000)
+    ms = (moment - EPOCH) // timedelta(milliseconds=1)
     if ms < 0:
         raise ApiError("VALIDATION_FAILED", "a time before 1970 makes no sense here")
     return ms
 
 
 def compact(value: msgspec.Raw) -> str:
-    """A JSON value as it was sent, without the spaces between its parts. Raises ApiError for what is no strict JSON."""
+    """A JSON value as it was sent, number by number, but without spaces between its parts and with its characters
+    unescaped: the form whose size counts. Raises ApiError for what is no strict JSON."""
     try:
-        return msgspec.json.format(bytes(value), indent=-1).decode()
+        return _ESCAPE.sub(_unescaped, msgspec.json.format(bytes(value), indent=-1).decode())
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ApiError("VALIDATION_FAILED", f"not valid JSON: {error}") from error
+
+
+_ESCAPE = re.compile(r"\\u([dD][89abAB][0-9a-fA-F]{2})\\u([dD][c-fC-F][0-9a-fA-F]{2})|\\u([0-9a-fA-F]{4})|\\.")
+
+
+def _unescaped(found: re.Match[str]) -> str:
+    """The character for an escape, where JSON lets it stand as it is."""
+    high, low, single = found.groups()
+    if high:
+        return chr(0x10000 + ((int(high, 16) & 0x3FF) << 10) + (int(low, 16) & 0x3FF))
+    code = int(single, 16) if single else 0
+    if code < 0x20 or code in (0x22, 0x5C) or 0xD800 <= code <= 0xDFFF:
+        return found[0]
+    return chr(code)

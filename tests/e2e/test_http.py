@@ -1,0 +1,413 @@
+"""The HTTP listener as any program sees it: raw calls, broken connections, a daemon that is killed."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.daemons import PATIENCE_S
+from tests.e2e.support import Daemon, eventually
+
+Reply = tuple[int, Any]
+
+
+class Response:
+    """What came back; the connection is closed."""
+
+    def __init__(self, connection: http.client.HTTPConnection) -> None:
+        response = connection.getresponse()
+        self.status, self.headers, self.body = response.status, response.headers, response.read()
+        connection.close()
+
+
+class Api:
+    """A daemon that listens on HTTP, too, and one key for it."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self.daemon = daemon
+        self.key = self.make_key()
+        self.run = self.call("PUT", "/runs/job")[1]["id"]
+
+    @property
+    def port(self) -> int:
+        return int(self.daemon.running().http.rpartition(":")[2])
+
+    def make_key(self, *arguments: str) -> str:
+        made = self.daemon.python("-m", "runstate_cli", "keys", "create", "--json", *arguments)
+        assert made.returncode == 0, made.stderr
+        secret: str = json.loads(made.stdout)["secret"]
+        return secret
+
+    def connect(self) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
+
+    def ask(
+        self, method: str, path: str, body: Any = None, *, raw: bytes | None = None, **headers: str | None
+    ) -> Response:
+        """One call on a connection of its own. Header names are given with underscores; None leaves one out."""
+        sent = {"authorization": f"Bearer {self.key}", **{n.replace("_", "-"): v for n, v in headers.items()}}
+        connection = self.connect()
+        data = raw if raw is not None else None if body is None else json.dumps(body).encode()
+        connection.request(method, path, data, {name: value for name, value in sent.items() if value is not None})
+        return Response(connection)
+
+    def call(self, method: str, path: str, body: Any = None, space: str = "default", **headers: str | None) -> Reply:
+        """A call of the API proper: status and JSON."""
+        if method != "GET" and body is None:
+            body = {}
+        response = self.ask(method, f"/v1/spaces/{space}{path}", body, **headers)
+        return response.status, json.loads(response.body) if response.body else None
+
+    def good(self, method: str, path: str, body: Any = None, **headers: str | None) -> Any:
+        status, answer = self.call(method, path, body, **headers)
+        assert status in (200, 201), answer
+        return answer
+
+    def refused(self, status: int, code: str, method: str, path: str, body: Any = None, **headers: str | None) -> str:
+        """The message of a refusal."""
+        got, answer = self.call(method, path, body, **headers)
+        assert (got, answer["error"]["code"]) == (status, code), answer
+        assert answer["error"]["requestId"]
+        message: str = answer["error"]["message"]
+        return message
+
+    def slots(self, name: str = "gpu", units: int = 1) -> str:
+        found: str = self.good("PUT", f"/permits/by-name/{name}", {"units": units})["id"]
+        return found
+
+    def acquire(self, permit: str, **more: Any) -> Reply:
+        body = {"scopeId": self.run, "units": 1, "holder": "w", "holderSession": "s", "leaseSeconds": 30, **more}
+        return self.call("POST", f"/permits/{permit}/acquire", body)
+
+    def queue(self, name: str = "review") -> str:
+        found: str = self.good("PUT", f"/mailboxes/by-name/{name}", {"maxAttempts": 2})["id"]
+        return found
+
+    def admit(self, queue: str, wait_ms: int = 0, **headers: str | None) -> Reply:
+        body = {"scopeId": self.run, "mailboxId": queue, "holder": "w", "waitMs": wait_ms, "includeDescendants": True}
+        return self.call("POST", "/tasks/admit", body, **headers)
+
+    def send(self, queue: str, value: Any, **headers: str | None) -> Reply:
+        body = {"scopeId": self.run, "mailboxId": queue, "taskKey": f"k:{value}", "input": value}
+        return self.call("POST", "/tasks", body, **headers)
+
+    def waits(self) -> int:
+        """How many calls wait in the engine."""
+        return len(self.daemon.status().waits)
+
+
+@pytest.fixture
+def api(no_daemon: Daemon) -> Iterator[Api]:
+    no_daemon.environ["RUNSTATED_HTTP"] = "127.0.0.1:0"
+    no_daemon.start()
+    yield Api(no_daemon)
+
+
+def in_thread(work: Any, *args: Any) -> tuple[threading.Thread, list[Any]]:
+    got: list[Any] = []
+    thread = threading.Thread(target=lambda: got.append(work(*args)), daemon=True)
+    thread.start()
+    return thread, got
+
+
+# ------------------------------------------------------------------ who may call
+
+
+def test_every_call_but_healthz_needs_a_key(api: Api) -> None:
+    assert api.ask("GET", "/healthz", authorization=None).status == 200
+    for path in ("/openapi.json", "/metrics", "/v1/spaces/default/scopes/r1", "/nothing"):
+        response = api.ask("GET", path, authorization=None)
+        assert (response.status, json.loads(response.body)["error"]["code"]) == (401, "UNAUTHENTICATED"), path
+    assert api.ask("GET", "/openapi.json", authorization="Bearer rsk_k1_wrong").status == 401
+
+
+def test_a_key_is_good_for_its_own_space_and_until_it_is_revoked(api: Api) -> None:
+    api.refused(403, "FORBIDDEN", "PUT", "/runs/x", space="other")
+    other = api.make_key("--space", "other")
+    api.refused(404, "NOT_FOUND", "GET", f"/scopes/{api.run}", space="other", authorization=f"Bearer {other}")
+    listed = json.loads(api.daemon.python("-m", "runstate_cli", "keys", "list", "--json").stdout)["keys"]
+    (found,) = [key["id"] for key in listed if key["space"] == "other"]
+    assert api.daemon.python("-m", "runstate_cli", "keys", "revoke", found).returncode == 0
+    api.refused(401, "UNAUTHENTICATED", "PUT", "/runs/x", space="other", authorization=f"Bearer {other}")
+
+
+def test_permissions_of_a_key(api: Api) -> None:
+    api.slots()
+    work = f"Bearer {api.make_key('--permission', 'work')}"
+    assert api.call("PUT", "/permits/by-name/gpu", {"units": 1}, authorization=work)[0] == 200
+    told = api.refused(403, "FORBIDDEN", "PUT", "/permits/by-name/new", {"units": 1}, authorization=work)
+    assert "resource_config" in told
+    api.refused(404, "NOT_FOUND", "PUT", "/permits/by-name/new", {}, authorization=work)
+    api.refused(403, "FORBIDDEN", "GET", f"/ops/runs/{api.run}", authorization=work)
+
+
+def test_a_page_of_another_site_gets_nothing(api: Api) -> None:
+    response = api.ask("GET", "/healthz", host="evil.example")
+    assert response.status == 403
+    response = api.ask(
+        "OPTIONS", "/v1/spaces/default/runs/x", origin="http://evil.example", host=f"localhost:{api.port}"
+    )
+    assert response.status == 405
+    assert not [name for name in response.headers if name.lower().startswith("access-control")]
+
+
+# ------------------------------------------------------------------ bad input
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "named"),
+    [
+        ("POST", "/once/acquire", {"scopeId": "r", "key": "k", "leaseSeconds": 4}, "leaseSeconds"),
+        ("POST", "/once/acquire", {"scopeId": 7, "key": "k"}, "scopeId"),
+        ("POST", "/once/acquire", {"key": "k"}, "scopeId"),
+        ("PUT", "/allowances/by-name/x", {"unitsLimit": 0, "windowSeconds": 1}, "unitsLimit"),
+        ("PUT", "/budgets/by-name/x", {"limitMinor": "1.5"}, "limitMinor"),
+        ("POST", "/scopes", {"parentId": "r", "deadline": "tomorrow"}, "deadline"),
+        ("GET", "/once?scopeId=r&key=k&waitMs=25001", None, "waitMs"),
+        ("PUT", "/timers/by-name/x", {"scopeId": "r"}, "afterSeconds"),
+        ("PUT", "/runs/" + "x" * 257, {}, "256"),
+        ("PUT", "/runs/%ff", {}, "UTF-8"),
+    ],
+)
+def test_what_is_wrong_is_named(api: Api, method: str, path: str, body: Any, named: str) -> None:
+    assert named in api.refused(400, "VALIDATION_FAILED", method, path, body)
+
+
+@pytest.mark.parametrize("raw", [b"{", b'{"scopeId": NaN}', b"[]", b"\xff", b'"x"', b"[" * 100_000])
+def test_a_body_that_is_no_strict_json_object_is_refused(api: Api, raw: bytes) -> None:
+    response = api.ask("POST", "/v1/spaces/default/once/acquire", raw=raw)
+    assert (response.status, json.loads(response.body)["error"]["code"]) == (400, "VALIDATION_FAILED")
+
+
+def test_sizes_are_those_of_the_value(api: Api) -> None:
+    queue = api.queue()
+    assert api.send(queue, "é" * 32_767)[0] == 201
+    assert "exceeds 65536 bytes" in api.send(queue, "x" * 65_535)[1]["error"]["message"]
+    response = api.ask("POST", "/v1/spaces/default/tasks", raw=b" " * (2 * 1024 * 1024 + 1))
+    assert (response.status, "exceeds 2097152 bytes" in response.body.decode()) == (400, True)
+
+
+def test_unknown_paths_methods_and_ids(api: Api) -> None:
+    api.refused(404, "NOT_FOUND", "GET", "/nothing")
+    api.refused(405, "METHOD_NOT_ALLOWED", "DELETE", "/runs/x")
+    for path in ("/scopes/r9", "/tasks/j9", "/allowances/x", "/budgets/b!", "/barriers/xWyJhIl0"):
+        api.refused(404, "NOT_FOUND", "GET", path)
+    assert api.refused(404, "NOT_FOUND", "PUT", "/mailboxes/by-name/review") == "queue review not found"
+    assert api.call("GET", "/permit-waiters/nothing")[1] == {"state": "EXPIRED"}
+
+
+def test_a_name_may_have_a_slash_and_anything_else(api: Api) -> None:
+    assert api.good("PUT", "/runs/a%2Fb%20c'%C3%A9(~)*!.%25")["name"] == "a/b c'é(~)*!.%"
+
+
+def test_a_client_that_sends_its_head_too_slowly_is_dropped(api: Api) -> None:
+    with socket.create_connection(("127.0.0.1", api.port), timeout=PATIENCE_S) as slow:
+        slow.sendall(b"GET /healthz HT")
+        assert slow.recv(1_000) == b""
+
+
+# ------------------------------------------------------------------ Idempotency-Key
+
+
+def test_a_repeat_gets_the_first_answer_and_another_body_is_a_conflict(api: Api) -> None:
+    first = api.good("PUT", "/runs/other", idempotency_key="k1")
+    api.good("POST", f"/scopes/{first['id']}/cancel")
+    assert api.good("PUT", "/runs/other", idempotency_key="k1") == first
+    assert api.good("PUT", "/runs/other", idempotency_key="k2")["id"] != first["id"]
+    api.refused(409, "IDEMPOTENCY_CONFLICT", "PUT", "/runs/third", idempotency_key="k1")
+
+
+def test_a_refusal_is_not_kept(api: Api) -> None:
+    permit = api.slots()
+    body = {"scopeId": api.run, "units": 1, "holder": "w", "holderSession": "s", "leaseSeconds": 30}
+    held = api.good("POST", f"/permits/{permit}/acquire", body)
+    path = f"/permits/{permit}/acquire"
+    api.refused(409, "CAPACITY_UNAVAILABLE", "POST", path, body, idempotency_key="k")
+    api.good("POST", f"/grants/{held['grantId']}/release", {"token": held["token"]})
+    again = api.good("POST", path, body, idempotency_key="k")
+    assert api.good("POST", path, body, idempotency_key="k") == again
+
+
+def test_a_token_is_given_again_only_while_it_lives(api: Api) -> None:
+    body = {"scopeId": api.run, "key": "k:1", "holder": "w", "holderSession": "s", "leaseSeconds": 30}
+    first = api.good("POST", "/once/acquire", body, idempotency_key="k")
+    assert first["state"] == "ACQUIRED"
+    assert api.good("POST", "/once/acquire", body, idempotency_key="k") == first
+    assert api.good("POST", "/once/acquire", body)["state"] == "HELD"
+    told = {"scopeId": api.run, "key": "k:1", "token": first["token"], "error": "ValueError: x", "maxAttempts": 3}
+    assert api.good("POST", "/once/fail", told) == {"state": "OPEN", "attempts": 1}
+    again = api.good("POST", "/once/acquire", body, idempotency_key="k")
+    assert again["state"] == "ACQUIRED"
+    assert again["token"] != first["token"]
+
+
+def test_the_daemon_is_killed_between_a_request_and_its_answer_and_the_repeat_has_one_effect(api: Api) -> None:
+    queue = api.queue()
+    for n in range(5):
+        connection = api.connect()
+        body = {"scopeId": api.run, "mailboxId": queue, "taskKey": f"k:{n}", "input": n}
+        headers = {"authorization": f"Bearer {api.key}", "idempotency-key": f"key-{n}"}
+        connection.request("POST", "/v1/spaces/default/tasks", json.dumps(body).encode(), headers)
+        api.daemon.kill()
+        connection.close()
+        api.daemon.start()
+        assert api.send(queue, n, idempotency_key=f"key-{n}")[0] == 201
+        assert api.send(queue, n, idempotency_key=f"key-{n}")[0] == 201
+    assert sorted(api.admit(queue)[1]["payload"] for _ in range(5)) == list(range(5))
+    assert api.admit(queue) == (204, None)
+
+
+# ------------------------------------------------------------------ waiting
+
+
+def test_a_worker_that_has_gone_is_given_no_job(api: Api) -> None:
+    queue = api.queue()
+    connection = api.connect()
+    body = {"scopeId": api.run, "mailboxId": queue, "holder": "gone", "waitMs": 20_000, "includeDescendants": True}
+    headers = {"authorization": f"Bearer {api.key}", "idempotency-key": "k"}
+    connection.request("POST", "/v1/spaces/default/tasks/admit", json.dumps(body).encode(), headers)
+    eventually(lambda: api.waits() == 1)
+    connection.close()
+    eventually(lambda: api.waits() == 0)
+    api.send(queue, 1)
+    assert api.admit(queue)[1]["attempt"] == 1
+
+
+def test_a_long_poll_is_answered_when_there_is_something_and_costs_nothing_before(api: Api) -> None:
+    queue = api.queue()
+    thread, got = in_thread(api.admit, queue, 20_000)
+    eventually(lambda: api.waits() == 1)
+    sent = api.send(queue, {"é": [1.0, 1e21, 0.30000000000000004]})[1]["taskId"]
+    thread.join(PATIENCE_S)
+    ((status, job),) = got
+    assert (status, job["payload"], job["attempt"]) == (200, {"é": [1.0, 1e21, 0.30000000000000004]}, 1)
+    thread, got = in_thread(api.call, "GET", f"/tasks/{sent}?waitMs=25000")
+    eventually(lambda: api.waits() == 1)
+    done = {"token": job["token"], "result": {"payload": "done"}}
+    api.good("POST", f"/messages/{job['messageId']}/complete", done)
+    thread.join(PATIENCE_S)
+    assert got[0][1]["outcome"] == "done"
+    api.refused(409, "STALE_CLAIM", "POST", f"/messages/{job['messageId']}/renew", {"token": job["token"]})
+
+
+def test_the_end_of_a_run_ends_its_polls(api: Api) -> None:
+    queue = api.queue()
+    thread, got = in_thread(api.admit, queue, 20_000)
+    eventually(lambda: api.waits() == 1)
+    api.good("POST", f"/scopes/{api.run}/cancel")
+    thread.join(PATIENCE_S)
+    assert (got[0][0], got[0][1]["error"]["code"]) == (409, "SCOPE_CANCELLED")
+
+
+def test_waiters_stand_in_the_same_line_as_everybody_and_survive_a_restart_without_an_error(api: Api) -> None:
+    permit = api.slots()
+    held = api.acquire(permit)[1]
+    body = {"scopeId": api.run, "units": 1, "holder": "w2"}
+    waiter = api.good("POST", f"/permits/{permit}/wait", body)["waiterId"]
+    assert api.good("GET", f"/permit-waiters/{waiter}") == {"state": "WAITING"}
+    assert api.good("GET", f"/ops/runs/{api.run}")["waiting"] == [{"permit": "gpu", "units": 1}]
+    api.good("POST", f"/grants/{held['grantId']}/release", {"token": held["token"]})
+    assert api.good("GET", f"/permit-waiters/{waiter}") == {"state": "SIGNALED"}
+    assert api.acquire(permit)[0] == 409  # promised
+    claimed = api.acquire(permit, waiterId=waiter, holder="w2")[1]
+    later = api.good("POST", f"/permits/{permit}/wait", body)["waiterId"]
+    api.daemon.kill()
+    api.daemon.start()
+    assert api.good("GET", f"/permit-waiters/{later}") == {"state": "EXPIRED"}
+    api.good("POST", f"/grants/{claimed['grantId']}/renew", {"token": claimed["token"], "leaseSeconds": 30})
+    api.good("POST", f"/grants/{claimed['grantId']}/release", {"token": claimed["token"]})
+    assert api.acquire(permit)[0] == 200
+    api.good("POST", f"/scopes/{api.run}/cancel")
+    assert api.good("GET", f"/permit-waiters/{later}") == {"state": "CANCELLED"}
+
+
+def test_a_stopping_daemon_tells_its_polls_to_come_again(api: Api) -> None:
+    thread, got = in_thread(api.ask, "GET", f"/v1/spaces/default/watch?scopeId={api.run}&cursor=999&waitSeconds=20")
+    eventually(lambda: api.waits() == 1)
+    os.kill(api.daemon.running().pid, signal.SIGTERM)
+    thread.join(PATIENCE_S)
+    assert got[0].status == 503
+    assert "error" not in json.loads(got[0].body)
+
+
+# ------------------------------------------------------------------ money, time
+
+
+def test_a_cost_above_the_reservation_takes_what_is_left(api: Api) -> None:
+    budget = api.good("PUT", "/budgets/by-name/usd", {"limitMinor": "100", "currency": "USD", "scale": 2})["id"]
+
+    def reserve(amount: str) -> str:
+        body = {"scopeId": api.run, "holder": "w", "amountMinor": amount}
+        found: str = api.good("POST", f"/budgets/{budget}/reserve", body)["reservationId"]
+        return found
+
+    def settle(reservation: str, amount: str) -> Any:
+        body = {"reservationId": reservation, "amountMinor": amount, "workKey": f"settle:{reservation}"}
+        return api.call("POST", f"/budgets/{budget}/settle", {**body, "allowOverrun": True})
+
+    first = reserve("40")
+    assert settle(first, "30")[1]["state"] == "ACTIVE"
+    assert settle(first, "30")[1]["chargedMinor"] == "30"
+    void = {"reservationId": first, "workKey": f"void:{first}"}
+    assert api.good("POST", f"/budgets/{budget}/void", void)["state"] == "SETTLED"
+    api.refused(409, "CONFLICT", "POST", f"/budgets/{budget}/void", void)
+    assert settle(reserve("40"), "90")[1]["state"] == "SETTLED"
+    seen = api.good("GET", f"/budgets/{budget}")
+    assert (seen["settledMinor"], seen["reservedMinor"], len(seen["reservations"])) == ("100", "0", 2)
+    overrun = {"scopeId": api.run, "holder": "w", "amountMinor": "1"}
+    api.refused(409, "INSUFFICIENT_BUDGET", "POST", f"/budgets/{budget}/reserve", overrun)
+    assert [e["type"] for e in api.good("GET", f"/watch?scopeId={api.run}&types=budget.overrun")["events"]]
+
+
+def test_timers_and_barriers(api: Api) -> None:
+    due = api.good("PUT", "/timers/by-name/t", {"scopeId": api.run, "afterSeconds": 0})
+    assert due["state"] == "FIRED"
+    assert api.good("POST", f"/timers/{due['id']}/ack", {"token": due["token"]})["state"] == "ACKED"
+    api.refused(409, "CONFLICT", "POST", f"/timers/{due['id']}/ack", {"token": due["token"]})
+    assert api.good("PUT", "/timers/by-name/t", {"scopeId": api.run, "afterSeconds": 9})["state"] == "ACKED"
+    assert api.good("PUT", "/timers/by-name/u", {"scopeId": api.run, "afterSeconds": 900})["state"] == "PENDING"
+    meet = api.good("PUT", "/barriers/by-name/m", {"scopeId": api.run, "target": 2})
+    api.refused(409, "CONFLICT", "PUT", "/barriers/by-name/m", {"scopeId": api.run, "target": 3})
+    for label, state in (("a", "OPEN"), ("a", "OPEN"), ("b", "RELEASED"), ("c", "RELEASED")):
+        assert api.good("POST", f"/barriers/{meet['id']}/arrive", {"arrivalKey": label})["state"] == state
+    assert api.good("GET", f"/barriers/{meet['id']}")["epoch"] == meet["epoch"]
+
+
+# ------------------------------------------------------------------ the rest
+
+
+def test_the_document_names_every_endpoint_and_metrics_count_calls(api: Api) -> None:
+    document = json.loads(api.ask("GET", "/openapi.json").body)
+    assert {"/healthz", "/v1/spaces/{spaceId}/once/acquire", "/v1/spaces/{spaceId}/watch"} <= set(document["paths"])
+    text = api.ask("GET", "/metrics").body.decode()
+    assert 'runstated_http_calls_total{method="PUT",route="/v1/spaces/{spaceId}/runs/{name}",status="200"} 1.0' in text
+    assert "runstated_runs 1.0" in text
+    assert json.loads(api.ask("GET", "/healthz").body) == {"status": "ok"}
+
+
+SHARING = """
+run = runstate.run("job")
+say(run.queue("review")(21))
+say(run.once(name="x", key=lambda: "k")(lambda: "not this")())
+"""
+
+
+def test_our_client_and_http_share_queues_and_keys(api: Api) -> None:
+    queue = api.queue()
+    body = {"scopeId": api.run, "key": "x:k", "holder": "w", "holderSession": "s", "leaseSeconds": 30}
+    taken = api.good("POST", "/once/acquire", body)
+    done = {"scopeId": api.run, "key": "x:k", "token": taken["token"], "result": {"by": "http"}}
+    api.good("POST", "/once/complete", done)
+    program = api.daemon.program(SHARING)
+    job = api.admit(queue, 20_000)[1]
+    done = {"token": job["token"], "result": {"payload": job["payload"] * 2}}
+    api.good("POST", f"/messages/{job['messageId']}/complete", done)
+    program.expect("42", "{'by': 'http'}")
