@@ -120,6 +120,16 @@ def _short_of_units(tx: Tx, wants: Wants, age: int, blocked: Blocked) -> list[To
     return short
 
 
+def held_up_by(tx: Tx, needs: int) -> list[Topic]:
+    """The pools that have too few free slots for a job with that set: whoever waits for the job waits for those who
+    hold them. (They are its signals only to say so: nothing is ever answered there.)"""
+    return [
+        slots.line(pool)
+        for pool, units in get(tx, needs).slots
+        if leases.units_held(tx, pool) + units > slots.by_id(tx, pool).max
+    ]
+
+
 def take(tx: Tx, wants: Wants, run: str, token: int) -> tuple[str, ...]:
     """Takes all of it under a job's token, after ``lacking`` said that it is there; the reservations' ids."""
     for limit, units in wants.limits:

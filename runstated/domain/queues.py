@@ -161,7 +161,7 @@ def result(tx: Tx, request: wire.QueuesResult) -> wire.JobView | Parked:
         return view
     return Parked(
         lines=(runs.watch(job.run),),
-        signals=(jobs.signal(job),),
+        signals=(jobs.signal(job), *needs.held_up_by(tx, jobs.needs(tx, job))),
         late=lambda tx: jobs.seen(tx, jobs.row(tx, job.job) or job),
     )
 

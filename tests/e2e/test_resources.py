@@ -576,3 +576,28 @@ def test_slots_that_a_task_gets_while_its_loop_is_blocked_end_the_blocking_wait(
     asyncio.run(main())
     holder.join()
     assert pool(make, "one").used == 0
+
+
+def test_a_blocking_wait_for_a_job_that_lacks_the_slots_of_a_task_of_the_loop_is_refused(rs: Runstate) -> None:
+    rs.setup(slots={"one": {"max": 1}})
+    queue = rs.queue("needy", attempts=1, slots="one")
+
+    async def main() -> None:
+        inside, done = asyncio.Event(), asyncio.Event()
+
+        async def hold() -> None:
+            async with rs.slots("one"):
+                inside.set()
+                await done.wait()
+
+        task = asyncio.ensure_future(hold())
+        await inside.wait()
+        job = await queue.asend(1)
+        with pytest.raises(runstate.ConfigError, match="event loop"):
+            job.result(timeout="1h")
+        done.set()
+        await task
+        with pytest.raises(runstate.TimeoutError, match="had not ended"):
+            job.result(timeout="10ms")
+
+    asyncio.run(main())
