@@ -48,6 +48,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (sessions.SCHEMA_3, keys.SCHEMA),
     # Tidying in small steps.
     (runs.SCHEMA_TIDIED,),
+    (queues.SCHEMA_TIDIED,),
 )
 VERSION = len(MIGRATIONS)
 
