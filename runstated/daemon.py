@@ -71,21 +71,22 @@ async def _live(config: Settings, lock: lockfile.Lock, ready: Callable[[], None]
     stopping = _stop_on_signals()
     log.info("runstated %s starts in %s", runstate.__version__, config.state_dir)
     listener = Listener.open(config.socket)
-    service = Service(config, listener)
+    guard = Guard(lock, listener, stopping)
+    service = Service(config, listener, guard)
     try:
         await service.start()
         lock.announce(service.announced(replace(lock.info, socket=str(listener.path))))
         notifier.ready(f"Listening on {listener.path}")
         log.info("ready on %s", listener.path)
         ready()
-        lost = await _watch(lock, listener, notifier, stopping)
+        await _watch(guard, notifier)
         notifier.stopping("Draining")
-        log.info("stopping: %s", lost or "asked to")
+        log.info("stopping: %s", guard.lost or "asked to")
     finally:
         listener.unlink()  # first: who comes now sees "absent, but the lock is held" and waits for the next daemon
         await service.stop()
-    if lost is not None:
-        raise DaemonError(lost)
+    if guard.lost is not None:
+        raise DaemonError(guard.lost)
     log.info("stopped")
 
 
@@ -95,8 +96,8 @@ class Service:
     The one place to change when a part's constructor does.
     """
 
-    def __init__(self, config: Settings, listener: Listener) -> None:
-        self._config, self._listener = config, listener
+    def __init__(self, config: Settings, listener: Listener, guard: Guard) -> None:
+        self._config, self._listener, self._guard = config, listener, guard
         self._undo: list[tuple[str, Callable[[], Awaitable[Any]]]] = []
         self._tcp = self._http = ""
 
@@ -120,6 +121,7 @@ class Service:
         self._undo.append(("the engine", engine.close))
         await engine.start()
         server = Server(engine, version=runstate.__version__, socket_path=str(self._listener.path))
+        server.may_serve = self._guard.look
         self._undo.append(("the server", server.drain))
         await server.listen(self._listener.socket, tcp, tls)
         if tcp is not None:
@@ -221,28 +223,42 @@ def _remove_stale(path: Path) -> None:
     raise DaemonError(f"another process, of another state directory, listens on {path}; choose another --socket")
 
 
-async def _watch(
-    lock: lockfile.Lock, listener: Listener, notifier: notify.Notifier, stopping: asyncio.Event
-) -> str | None:
-    """Wait for the order to stop: None. Or until our lock or socket was replaced: what happened.
+class Guard:
+    """Looks whether lock and socket are still ours: at a slow pulse, and before anybody new is served.
 
     A file that was replaced means that a second daemon may start beside us without knowing; the state is safer when
-    this one goes. The same slow pulse feeds the service manager's watchdog.
+    this one goes. ``lost``: what happened.
     """
+
+    def __init__(self, lock: lockfile.Lock, listener: Listener, stopping: asyncio.Event) -> None:
+        self.listener, self.stopping = listener, stopping
+        self.lost: str | None = None
+        self._lock = lock
+
+    def look(self) -> bool:
+        """Whether they are; if not, the daemon stops."""
+        if self.lost is None and not self._lock.is_ours():
+            self.lost = f"the lock file {self._lock.path} was removed or replaced while we held it"
+        elif self.lost is None and not self.listener.is_ours():
+            self.lost = f"the socket {self.listener.path} was removed or replaced while we listened on it"
+        if self.lost is not None:
+            self.stopping.set()
+        return self.lost is None
+
+
+async def _watch(guard: Guard, notifier: notify.Notifier) -> None:
+    """Wait for the order to stop, or until our lock or socket was replaced. The same slow pulse feeds the service
+    manager's watchdog."""
     pulse_s = settings.PULSE_MS / 1000
     if notifier.watchdog_s is not None:
         pulse_s = min(pulse_s, notifier.watchdog_s / 2)
-    while not stopping.is_set():
+    while not guard.stopping.is_set():
         notifier.alive()
         try:
-            await asyncio.wait_for(stopping.wait(), pulse_s)
+            await asyncio.wait_for(guard.stopping.wait(), pulse_s)
         except asyncio.TimeoutError:
-            if not lock.is_ours():
-                return f"the lock file {lock.path} was removed or replaced while we held it"
-            if not listener.is_ours():
-                return f"the socket {listener.path} was removed or replaced while we listened on it"
-            listener.refresh()
-    return None
+            if guard.look():
+                guard.listener.refresh()
 
 
 def _stop_on_signals() -> asyncio.Event:

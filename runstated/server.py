@@ -6,6 +6,7 @@ import os
 import socket
 import ssl
 import sys
+from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
 
@@ -39,6 +40,7 @@ class Server:
         self.connections: set[Connection] = set()
         self.connections_of: dict[int, int] = {}
         self.all_gone = asyncio.Event()
+        self.may_serve: Callable[[], bool] = lambda: True  # asked before each new connection is served
         self._overview = overview.Overview(engine, self.sessions, version=version, socket_path=socket_path)
         self._servers: list[asyncio.Server] = []
 
@@ -123,6 +125,9 @@ class Connection(asyncio.Protocol):
             self._await_hello()
 
     def _await_hello(self) -> None:
+        if not self._server.may_serve():
+            self._fail(0, "UNAVAILABLE", "this daemon is about to stop: its lock or its socket was taken away")
+            return
         self._hello_timer = asyncio.get_running_loop().call_later(HELLO_MS / 1000, self._no_hello)
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -94,10 +94,7 @@ def _call(spec: Budget, function: Callable[..., Any], args: tuple[Any, ...], kwa
 
     binding = spec.client._binding()
     info = yield from binding.join()
-    scale = spec.scale
-    if scale is None:
-        answer = yield wire.BudgetsDeclare(budget=spec.name)
-        scale = answer.reply.scale
+    scale = (yield from _scale(spec)) if spec.scale is None else spec.scale
     reserve = reserve_minor(spec.name, spec.reserve, scale)
     request = wire.BudgetsReserve(
         run=info.id,
@@ -112,6 +109,11 @@ def _call(spec: Budget, function: Callable[..., Any], args: tuple[Any, ...], kwa
     except errors.StoppedError as error:
         raise binding.noted(error)  # noqa: B904
     reservation, hold = answer.reply.reservation, answer.holds[answer.reply.token]
+    if answer.reply.scale != scale:  # what was known of it was of another daemon or database
+        del answer
+        spec.client._core.scales.clear()
+        yield from _void(hold, reservation)
+        return (yield from _call(spec, function, args, kwargs))
     del answer
     frame = current()
     around = frame.context if frame is not None else binding.context()
@@ -142,6 +144,18 @@ def _call(spec: Budget, function: Callable[..., Any], args: tuple[Any, ...], kwa
     if broken is not None:
         raise broken
     return result
+
+
+def _scale(spec: Budget) -> Steps[int]:
+    """Decimal places of a budget that others have declared. It never changes, so it is asked for once."""
+    from . import wire
+
+    known = spec.client._core.scales
+    scale = known.get(spec.name)
+    if scale is None:
+        answer = yield wire.BudgetsDeclare(budget=spec.name)
+        scale = known[spec.name] = int(answer.reply.scale)
+    return scale
 
 
 def _void(hold: Hold, reservation: str) -> Steps[None]:

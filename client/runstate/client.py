@@ -40,6 +40,7 @@ class Core:
     def __init__(self, options: dict[str, Any]) -> None:
         self.options = options
         self.queues: list[Queue] = []
+        self.scales: dict[str, int] = {}  # of budgets that others have declared, once they are known
         self._made: dict[str, Connection] = {}  # at most one, under "connection"
         self._watches: list[RunWatch] = []  # of the session before the last ``configure``
 
@@ -59,6 +60,7 @@ class Core:
         """Merges options; the next call starts a session of its own."""
         self.options = {**self.options, **options}
         made, self._made = self._made, {}
+        self.scales.clear()
         for connection in made.values():
             self._watches += connection.runs.all()
             connection.retire()

@@ -195,6 +195,11 @@ class Job:
             answer = yield wire.QueuesResult(job=self._id, wait_ms=wait_ms, within=within())
         except errors.StoppedError as error:
             raise self._bound.noted(error)  # noqa: B904
+        except errors.RunstateError as error:
+            if error.code == "DEADLOCK" and timeout is not None:  # it is certain to pass
+                told = f"job {self._id} in {self._queue}: {error.message}"
+                raise errors.TimeoutError(told, code=error.code, status=error.status) from None
+            raise
         view = answer.reply
         if view.state == "succeeded":
             return payloads.decode(view.result)

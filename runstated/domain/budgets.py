@@ -298,6 +298,33 @@ def tick(tx: Tx) -> int | None:
     return first[0] if first else None
 
 
+def tidy(tx: Tx, before: int, many: int) -> int:
+    """Removes the oldest rows of the ledger, at most ``many``, with the reservations they tell of; how many went.
+
+    It stops at the first row that stays: because it is younger than ``before``, or because its reservation is. So what
+    is kept is a chain without gaps, and a work key is known for as long as its reservation. The sums are the budget's.
+    """
+    rows = tx.all(
+        "SELECT ledger.entry, ledger.at_ms, reservations.state, reservations.settle_by_ms, (SELECT max(charges.at_ms)"
+        " FROM ledger AS charges WHERE charges.reservation = ledger.reservation AND charges.work_key IS NOT NULL)"
+        " FROM ledger LEFT JOIN reservations ON reservations.reservation = ledger.reservation"
+        " ORDER BY ledger.entry LIMIT :many",
+        many=many,
+    )
+    gone = last = 0
+    for entry, at_ms, state, settle_by_ms, charged_ms in rows:
+        if state == "active" or max(at_ms, settle_by_ms or 0, charged_ms or 0) > before:
+            break
+        gone, last = gone + 1, entry
+    if gone:
+        tx.run(
+            "DELETE FROM reservations WHERE reservation IN (SELECT reservation FROM ledger WHERE entry <= :last)",
+            last=last,
+        )
+        tx.run("DELETE FROM ledger WHERE entry <= :last", last=last)
+    return gone
+
+
 # ---------------------------------------------------------------------------------------------------- helpers
 
 

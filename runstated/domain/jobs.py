@@ -40,6 +40,16 @@ def row(tx: Tx, job: str, space: str | None = None) -> Job | None:
     return found if found and space in (None, found.space) else None
 
 
+def needs(tx: Tx, job: Job) -> int:
+    """The number of the set that a ready job needs, its queue's if it names none; of others 0: nothing."""
+    row = tx.one(
+        "SELECT CASE WHEN jobs.needs = 0 THEN queues.needs ELSE jobs.needs END FROM jobs JOIN queues"
+        " ON queues.space = jobs.space AND queues.queue = jobs.queue WHERE jobs.job = :job AND jobs.state = 'ready'",
+        job=job.job,
+    )
+    return row[0] if row else 0
+
+
 def move(
     tx: Tx,
     job: Job,

@@ -85,7 +85,7 @@ def get(tx: Tx, needs: int) -> Wants:
     if needs == OF_QUEUE:
         return NOTHING
     row = tx.one("SELECT wants FROM needs WHERE needs = :needs", needs=needs)
-    assert row is not None, "a set of needs is never removed"
+    assert row is not None, "a set of needs that is named is there"
     return _parse(row[0])
 
 
@@ -120,6 +120,16 @@ def _short_of_units(tx: Tx, wants: Wants, age: int, blocked: Blocked) -> list[To
     return short
 
 
+def held_up_by(tx: Tx, needs: int) -> list[Topic]:
+    """The pools that have too few free slots for a job with that set: whoever waits for the job waits for those who
+    hold them. (They are its signals only to say so: nothing is ever answered there.)"""
+    return [
+        slots.line(pool)
+        for pool, units in get(tx, needs).slots
+        if leases.units_held(tx, pool) + units > slots.by_id(tx, pool).max
+    ]
+
+
 def take(tx: Tx, wants: Wants, run: str, token: int) -> tuple[str, ...]:
     """Takes all of it under a job's token, after ``lacking`` said that it is there; the reservations' ids."""
     for limit, units in wants.limits:
@@ -127,6 +137,22 @@ def take(tx: Tx, wants: Wants, run: str, token: int) -> tuple[str, ...]:
     for pool, units in wants.slots:
         leases.hold_units(tx, token, pool, units)
     return tuple(budgets.hold(tx, budgets.by_id(tx, budget), run, token, amount) for budget, amount in wants.budgets)
+
+
+def tidy(tx: Tx, many: int) -> int:
+    """Removes what no queue and no job names any more, at most ``many`` of each; how many went."""
+    gone = tx.run(
+        "DELETE FROM queue_needs WHERE (space, queue, needs) IN (SELECT space, queue, needs FROM queue_needs AS named"
+        " WHERE needs > 0 AND NOT EXISTS (SELECT 1 FROM jobs WHERE jobs.needs > 0 AND jobs.needs = named.needs"
+        " AND jobs.queue = named.queue) ORDER BY space, queue, needs LIMIT :many)",
+        many=many,
+    )
+    return gone + tx.run(
+        "DELETE FROM needs WHERE needs IN (SELECT needs FROM needs AS named WHERE NOT EXISTS"
+        " (SELECT 1 FROM queue_needs WHERE queue_needs.needs = named.needs) AND NOT EXISTS"
+        " (SELECT 1 FROM queues WHERE queues.needs = named.needs) ORDER BY needs LIMIT :many)",
+        many=many,
+    )
 
 
 # A resource never changes its size, so a job that needs more than all of it would wait for ever: it is refused here.

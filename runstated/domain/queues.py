@@ -75,6 +75,11 @@ CREATE TABLE queue_needs (
 INSERT INTO queue_needs (space, queue, needs) SELECT space, queue, 0 FROM queues;
 """
 
+# Which sets of needs are still named.
+SCHEMA_TIDIED = """
+CREATE INDEX jobs_by_needs ON jobs (needs, queue) WHERE needs > 0;
+"""
+
 KIND = jobs.KIND
 BACKOFF_MS_MIN = 500
 BACKOFF_MS_MAX = 30_000
@@ -161,7 +166,7 @@ def result(tx: Tx, request: wire.QueuesResult) -> wire.JobView | Parked:
         return view
     return Parked(
         lines=(runs.watch(job.run),),
-        signals=(jobs.signal(job),),
+        signals=(jobs.signal(job), *needs.held_up_by(tx, jobs.needs(tx, job))),
         late=lambda tx: jobs.seen(tx, jobs.row(tx, job.job) or job),
     )
 

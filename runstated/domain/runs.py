@@ -11,6 +11,7 @@ and keys read through the run's state and are tidied away later.
 """
 
 from dataclasses import dataclass
+from datetime import datetime, timezone
 
 from runstate import wire
 from runstated.lines import WATCH, Topic
@@ -292,9 +293,17 @@ def _active_root(tx: Tx, name: str) -> Run | None:
     return Run(*row) if row else None
 
 
+def _written(at_ms: int) -> str:
+    """A wall time for people."""
+    return datetime.fromtimestamp(at_ms / 1000, tz=timezone.utc).isoformat(timespec="milliseconds")
+
+
 def _create(tx: Tx, name: str | None, parent: Run | None, deadline_ms: int | None, owner: str | None) -> Run:
     if deadline_ms is not None and deadline_ms <= tx.now_ms:
-        raise ValidationFailed("the deadline of the run has passed already")
+        raise ValidationFailed(
+            f"the deadline of the {'child ' * (parent is not None)}run {name or 'without a name'} has passed already:"
+            f" it was {_written(deadline_ms)}, and it is {_written(tx.now_ms)}"
+        )
     if parent is not None and parent.deadline_ms is not None:
         deadline_ms = parent.deadline_ms if deadline_ms is None else min(deadline_ms, parent.deadline_ms)
     run = tx.new_id("r")

@@ -4,19 +4,21 @@ A run's keys and jobs read through its state from the moment it ends; their rows
 row stays a while longer, so that late questions ("what became of my job?") get a true answer.
 """
 
-from runstated.domain import barriers, once, queues, timers
+from runstated.domain import barriers, budgets, needs, once, queues, timers
 from runstated.store.tx import Tx
 
 ROWS_IN_ONE_STEP = 500
 KEPT_MS = 10 * 60_000  # late questions about its jobs are answered until then
 RUN_KEPT_MS = 7 * 24 * 3_600_000  # `status` on a run that has ended
+MONEY_KEPT_MS = 7 * 24 * 3_600_000  # reservations that have ended, and the ledger, for whoever settles once more
+MONEY_AGAIN_MS = 3_600_000  # while a reservation that is younger holds up the ledger's oldest row
 EVENTS_KEPT = 200_000  # newest events of all runs together; about 60 MB
 EVENTS_IN_ONE_STEP = 2_000
 
 
 def tick(tx: Tx) -> int | None:
     """One step; when to look again (at once, if there is more to do)."""
-    again = [_ended_runs(tx), _old_events(tx)]
+    again = [_ended_runs(tx), _old_money(tx), _old_events(tx)]
     times = [at for at in again if at is not None]
     return min(times) if times else None
 
@@ -30,7 +32,7 @@ def _ended_runs(tx: Tx) -> int | None:
     if tx.now_ms < due:
         return due
     gone = any(noun.tidy(tx, run, ROWS_IN_ONE_STEP) for noun in (queues, once, timers, barriers))
-    if not gone:
+    if not gone and not needs.tidy(tx, ROWS_IN_ONE_STEP):
         tx.run("UPDATE runs SET tidied = 1 WHERE run = :run", run=run)
         tx.run(
             "DELETE FROM runs WHERE run IN (SELECT run FROM runs WHERE state <> 'active' AND tidied = 1"
@@ -39,6 +41,17 @@ def _ended_runs(tx: Tx) -> int | None:
             many=ROWS_IN_ONE_STEP,
         )
     return tx.now_ms
+
+
+def _old_money(tx: Tx) -> int | None:
+    row = tx.one("SELECT at_ms FROM ledger ORDER BY entry LIMIT 1")
+    if row is None:
+        return None
+    due: int = row[0] + MONEY_KEPT_MS
+    if tx.now_ms < due:
+        return due
+    gone = budgets.tidy(tx, tx.now_ms - MONEY_KEPT_MS, ROWS_IN_ONE_STEP)
+    return tx.now_ms if gone else tx.now_ms + MONEY_AGAIN_MS
 
 
 def _old_events(tx: Tx) -> int | None:

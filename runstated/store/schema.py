@@ -55,6 +55,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     # Tidying in small steps.
     (runs.SCHEMA_TIDIED,),
     (REPLIES_KEPT, timers.SCHEMA_ACKED),
+    (queues.SCHEMA_TIDIED,),
 )
 VERSION = len(MIGRATIONS)
 

@@ -617,3 +617,42 @@ def test_a_worker_that_stands_in_a_line_for_an_older_job_does_not_hold_up_its_yo
     waits = [h.session(f"w{number}").waits(admit(run)) for number in range(workers)]
     h.pass_ms(MINUTE_MS)  # a new window of the one limit: only the younger job has all it needs
     assert [job.job for wait in waits if wait.reply for job in wait.reply.jobs] == [younger]
+
+
+# ------------------------------------------------------------------ who waits for a job waits for what it lacks
+
+
+def test_who_waits_for_a_job_is_behind_those_who_hold_the_slots_it_lacks(
+    a: Client, w: Client, d: Client, run: str
+) -> None:
+    held = d.ask(slots(run, 2)).token
+    a.waits(wire.QueuesResult(job=send(a, run, "1", of(gpu=1))))
+    assert a.told(wire.Parked)[-1].behind == (held,)
+    w.ask(wire.QueuesDeclare(queue="q", needs=of(gpu=1)))
+    a.waits(wire.QueuesResult(job=send(a, run, "2")))
+    assert a.told(wire.Parked)[-1].behind == (held,), "also when it needs what its queue's workers have declared"
+
+
+def test_who_waits_for_a_job_is_behind_nobody_whose_slots_it_does_not_lack(a: Client, d: Client, run: str) -> None:
+    d.ask(slots(run, 1))
+    for key, wanted in (("1", of(gpu=1)), ("2", of(llm=1)), ("3", None)):
+        a.waits(wire.QueuesResult(job=send(a, run, key, wanted)))
+        assert a.told(wire.Parked)[-1].behind == ()
+
+
+def test_a_wait_for_a_job_that_lacks_the_slots_one_holds_oneself_is_refused(a: Client, run: str) -> None:
+    held = a.ask(slots(run, 2)).token
+    job = send(a, run, "1", of(gpu=1))
+    assert "waits for slots" in a.refused("DEADLOCK", wire.QueuesResult(job=job, within=(held,))).message
+    a.ask(wire.Release(token=held))
+    a.waits(wire.QueuesResult(job=job, within=(held,)))
+
+
+def test_a_circle_through_the_slots_that_a_job_lacks_is_refused(a: Client, d: Client, run: str) -> None:
+    mine = a.ask(wire.OnceAcquire(run=run, key="k")).token
+    theirs = d.ask(slots(run, 2)).token
+    waits = a.waits(wire.QueuesResult(job=send(a, run, "1", of(gpu=1)), within=(mine,)))
+    error = d.refused("DEADLOCK", wire.OnceAcquire(run=run, key="k", within=(theirs,)))
+    assert "worker-a (pid 100) waits for slots" in error.message
+    d.ask(wire.Release(token=theirs))
+    assert waits.reply is None

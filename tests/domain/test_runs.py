@@ -56,9 +56,14 @@ def test_join_does_not_find_a_child_of_that_name(a: Client) -> None:
 
 
 def test_a_deadline_in_the_past_is_refused(h: Harness, a: Client) -> None:
+    error = a.refused("VALIDATION_FAILED", wire.RunsJoin(name="late", deadline_ms=1_000_000_000_007))
+    assert error.message.startswith(
+        "the deadline of the run late has passed already: it was 2001-09-09T01:46:40.007+00:00, and it is 20"
+    )
     a.refused("VALIDATION_FAILED", wire.RunsJoin(name="late", deadline_ms=h.clock.wall_ms()))
     run = join(a).run
-    a.refused("VALIDATION_FAILED", wire.RunsChild(parent=run, deadline_ms=h.clock.wall_ms()))
+    error = a.refused("VALIDATION_FAILED", wire.RunsChild(parent=run, deadline_ms=h.clock.wall_ms()))
+    assert "the child run without a name" in error.message
     assert h.value("SELECT count(*) FROM runs") == 1
 
 

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from runstate import wire
-from runstated.domain import tidy
-from tests.harness import Client, Harness
+from runstated.domain import budgets, tidy
+from tests.harness import Client, Harness, check_resources
 
 DAY_MS = 24 * 3_600_000
 
@@ -101,3 +103,109 @@ def test_old_events_go_by_their_number_in_steps(h: Harness) -> None:
 def test_nothing_to_tidy_is_never_due(h: Harness) -> None:
     h.pass_ms(1)
     assert h.memory.due_ms is None
+
+
+# ------------------------------------------------------------------ money
+
+
+@pytest.fixture
+def living(a: Client) -> str:
+    a.ask(wire.BudgetsDeclare(budget="llm", limit_minor=1_000_000))
+    return str(a.ask(wire.RunsJoin(name="living")).run)
+
+
+def reserve(client: Client, run: str) -> str:
+    return str(client.ask(wire.BudgetsReserve(run=run, budget="llm", amount_minor=10)).reservation)
+
+
+def settle(reservation: str, key: str = "w", keep_rest: bool = False) -> wire.BudgetsSettle:
+    return wire.BudgetsSettle(reservation=reservation, cost_minor=4, work_key=key, keep_rest=keep_rest)
+
+
+def money(h: Harness) -> tuple[int, int]:
+    """How many reservations and rows of the ledger there are, after the books were checked."""
+    check_resources(h)
+    return h.value("SELECT count(*) FROM reservations"), h.value("SELECT count(*) FROM ledger")
+
+
+def test_settled_reservations_and_their_ledger_go_after_a_week_and_the_sums_stay(
+    h: Harness, a: Client, living: str
+) -> None:
+    old = reserve(a, living)
+    a.ask(settle(old))
+    h.pass_ms(DAY_MS)
+    kept = reserve(a, living)
+    a.ask(settle(kept))
+    h.pass_ms(tidy.MONEY_KEPT_MS - DAY_MS)
+    assert a.ask(settle(old)).charged_minor == 4
+    h.pass_ms(2 * tidy.MONEY_AGAIN_MS)
+    assert money(h) == (1, 3), "what is kept is a chain"
+    a.refused("NOT_FOUND", settle(old))
+    assert a.ask(settle(kept)).charged_minor == 4, "a repeat, which charges nothing"
+    h.pass_ms(30 * DAY_MS)
+    assert money(h) == (0, 0)
+    seen = a.ask(wire.BudgetsGet(budget="llm"))
+    assert (seen.spent_minor, seen.reserved_minor) == (8, 0)
+    reserve(a, living)
+    assert money(h) == (1, 1)
+
+
+def test_a_reservation_that_was_charged_late_is_kept_with_all_its_rows(h: Harness, a: Client, living: str) -> None:
+    late = reserve(a, living)
+    a.ask(settle(late, "first", keep_rest=True))
+    h.pass_ms(6 * DAY_MS)  # what was left of it is released meanwhile
+    a.ask(settle(late, "second"))
+    h.pass_ms(6 * DAY_MS)
+    a.ask(wire.BudgetsRelease(reservation=late))
+    for key in ("first", "second"):
+        assert a.ask(settle(late, key)).charged_minor == 8
+    h.pass_ms(2 * DAY_MS)
+    assert money(h) == (0, 0)
+
+
+def test_an_active_reservation_holds_up_what_is_younger(h: Harness, a: Client, living: str) -> None:
+    reserve(a, living)
+    a.ask(settle(reserve(a, living)))
+    h.pass_ms(wire.SETTLE_BY_MS - 1)
+    assert budgets.tidy(h.tx(a), h.clock.wall_ms() + DAY_MS, 100) == 0
+    assert money(h) == (2, 4)
+
+
+def test_money_is_tidied_in_small_steps(h: Harness, a: Client, living: str) -> None:
+    for _ in range(tidy.ROWS_IN_ONE_STEP // 3 + 1):
+        a.ask(settle(reserve(a, living)))
+    left = money(h)[1] - tidy.ROWS_IN_ONE_STEP
+    h.clock.pass_ms(tidy.MONEY_KEPT_MS + DAY_MS)
+    h.tick()
+    assert money(h)[1] == left
+    h.tick_if_due()
+    assert money(h) == (0, 0)
+
+
+# ------------------------------------------------------------------ sets of needs
+
+
+def test_sets_of_needs_go_when_no_queue_and_no_job_names_them(h: Harness, a: Client) -> None:
+    a.ask(wire.SlotsDeclare(pool="gpu", max=10))
+    first, second = (a.ask(wire.RunsJoin(name=name)).run for name in ("first", "second"))
+    for units, run in ((1, first), (2, first), (2, second)):
+        a.ask(wire.QueuesSend(run=run, queue="q", key=str(units), input="1", attempts=3, needs=gpu(units)))
+    for units in (4, 3):
+        a.ask(wire.QueuesDeclare(queue="q", needs=gpu(units)))
+    wanted = "SELECT wants FROM needs ORDER BY needs"
+    assert [wanted_units(each) for (each,) in h.rows(wanted)] == [1, 2, 4, 3]
+    a.ask(wire.RunsEnd(run=first, state="finished"))
+    h.pass_ms(tidy.KEPT_MS)
+    assert [wanted_units(each) for (each,) in h.rows(wanted)] == [2, 3]
+    assert h.rows("SELECT needs FROM queue_needs ORDER BY needs") == [(0,), (2,)]
+    a.ask(wire.QueuesSend(run=second, queue="q", key="again", input="1", needs=gpu(1)))
+    admit = wire.QueuesAdmit(queues=(wire.AdmitFrom(run=second, queue="q", places=9, lease_ms=30_000),))
+    assert [job.key for job in a.ask(admit).jobs] == ["2", "again"]
+
+
+def gpu(units: int) -> wire.Needs:
+    return wire.Needs(slots=(wire.UnitsNeeded(name="gpu", units=units),))
+
+
+def wanted_units(wants: str) -> int:
+    return int(json.loads(wants)["slots"][0][1])

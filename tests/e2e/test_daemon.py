@@ -16,8 +16,10 @@ import pytest
 
 import runstate
 from runstate import presence
+from runstated import settings
 from runstated.main import Process
 from tests.daemons import PATIENCE_S, Home
+from tests.e2e.support import Raw
 
 # A daemon in the foreground that looks after its lock and socket every 50 ms instead of every 30 s.
 QUICK_PULSE = "from runstated import main, settings; settings.PULSE_MS = 50; main.main()"
@@ -298,6 +300,20 @@ def test_it_ends_when_its_lock_or_socket_is_taken_away(home: Home, name: str, ho
     what = "the lock file" if name == "lock" else "the socket"
     assert f"{what} {path} was removed or replaced" in said
     assert path.exists() is (how == "replaced"), "what took its place is not ours to remove"
+
+
+@pytest.mark.parametrize("name", ["lock", "socket"])
+def test_it_serves_nobody_new_when_its_lock_or_socket_is_taken_away(home: Home, name: str) -> None:
+    path: Path = getattr(home, name)
+    with home.popen(sys.executable, "-m", "runstated", "start", "--foreground") as process:
+        home.wait_until_listening()
+        taken = path.with_suffix(".taken")
+        path.rename(taken)
+        with Raw(taken if name == "socket" else home.socket) as connection:
+            assert connection.is_closed()
+        said, _ = process.communicate(timeout=settings.PULSE_MS / 2000)  # long before the pulse
+    assert process.returncode == 1
+    assert f"{path} was removed or replaced" in said
 
 
 def test_its_log_is_rotated_by_size(home: Home) -> None:

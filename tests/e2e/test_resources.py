@@ -291,6 +291,27 @@ def test_a_budget_has_its_scale(rs: Runstate, make: Make, scale: int) -> None:
     assert money(make, "b") == (0, 5 * 10**scale)
 
 
+def test_the_scale_of_a_budget_is_asked_for_once(rs: Runstate, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    rs.setup(budgets={"b": {"limit": 10, "scale": 3}, "c": {"limit": 10, "scale": 1}})
+    connection = rs._connection()
+    asked: list[str] = []
+
+    def call(request: wire.Request[Any]) -> Any:
+        asked.append(type(request).__name__)
+        return type(connection).call(connection, request)
+
+    monkeypatch.setattr(connection, "call", call)
+    work = rs.budget("b", lambda: 1, reserve=1)
+    work()
+    work()
+    rs.budget("b", lambda: 1, reserve=1)()
+    assert asked.count("BudgetsDeclare") == 1
+    rs._core.scales["b"] = 0  # as if another database had told it
+    work()
+    assert asked.count("BudgetsDeclare") == 2
+    assert money(make, "b") == (0, 4_000)
+
+
 BROKEN = [
     lambda result: result["no"],
     lambda result: -1,
@@ -445,8 +466,11 @@ def test_a_job_waits_for_its_slots_and_goes_when_they_are_free(rs: Runstate, mak
     queue = rs.queue("review", lambda doc: doc, slots="browser")
     with serving(rs), make().slots("browser", units=2):
         job = queue.send(1)
-        with pytest.raises(runstate.TimeoutError):
+        with pytest.raises(runstate.TimeoutError, match="closes the circle"):
             job.result(timeout="0.1s")
+        with pytest.raises(runstate.RunstateError) as error:
+            job.result()
+        assert error.value.code == "DEADLOCK"
         assert pool(make, "browser").waiting == 1
         waiter = threading.Thread(target=job.result)
         waiter.start()
@@ -576,3 +600,28 @@ def test_slots_that_a_task_gets_while_its_loop_is_blocked_end_the_blocking_wait(
     asyncio.run(main())
     holder.join()
     assert pool(make, "one").used == 0
+
+
+def test_a_blocking_wait_for_a_job_that_lacks_the_slots_of_a_task_of_the_loop_is_refused(rs: Runstate) -> None:
+    rs.setup(slots={"one": {"max": 1}})
+    queue = rs.queue("needy", attempts=1, slots="one")
+
+    async def main() -> None:
+        inside, done = asyncio.Event(), asyncio.Event()
+
+        async def hold() -> None:
+            async with rs.slots("one"):
+                inside.set()
+                await done.wait()
+
+        task = asyncio.ensure_future(hold())
+        await inside.wait()
+        job = await queue.asend(1)
+        with pytest.raises(runstate.ConfigError, match="event loop"):
+            job.result(timeout="1h")
+        done.set()
+        await task
+        with pytest.raises(runstate.TimeoutError, match="had not ended"):
+            job.result(timeout="10ms")
+
+    asyncio.run(main())

@@ -195,6 +195,7 @@ def executed() -> set[str]:
         patch.setattr(tidy, "EVENTS_IN_ONE_STEP", 1)
         h.memory.due(h.clock.wall_ms())
         h.pass_ms(0)
+        h.pass_ms(tidy.MONEY_KEPT_MS + 2 * tidy.MONEY_AGAIN_MS)
     h.close()
     logging.disable(logging.NOTSET)
     return {sql for sql in Connection.statements if not sql.startswith(("PRAGMA", "CREATE"))}

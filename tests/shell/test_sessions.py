@@ -1,0 +1,151 @@
+"""Sessions over TCP and HTTP, of which no kernel tells when they are gone: their leases decide."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from runstate import wire
+from runstated import sessions
+from runstated.access import OWNER
+from runstated.batch import Opened
+from runstated.domain import sessions as rows
+from runstated.sessions import Origin, Sessions, Transport
+from tests.engines import PATIENCE_S, Life, life, play
+
+RESUME_MS = 20
+LEASE_MS = 30_000
+HELLO = 1_000_000  # the id of that request: one that no other has
+
+
+class Line:
+    """A connection that takes everything and says nothing."""
+
+    def send(self, request_id: int, body: bytes) -> None: ...
+
+    def end(self) -> None: ...
+
+
+@pytest.fixture(autouse=True)
+def times(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "RESUME_MS", RESUME_MS)
+    monkeypatch.setattr(sessions, "OPENING_MS", 600_000)  # so that only those who are waited for open the lines
+
+
+def known(it: Life) -> Sessions:
+    """The sessions of an engine; what it replies goes to ``it.out``."""
+    made = Sessions(it.engine, "test", 1)
+    it.engine.outbox = it.out
+    return made
+
+
+async def connect(it: Life, of: Sessions, name: str, over: Transport) -> Line:
+    line = Line()
+    hello = wire.Hello(protocol=1, protocol_min=1, session=name, worker="w", pid=7, command="python x")
+    of.hello(line, HELLO, hello, Origin(0, None, None, over), OWNER)
+    await it.out.until((name, HELLO))
+    return line
+
+
+async def until(there: Callable[[], bool]) -> None:
+    async def wait() -> None:
+        while not there():  # noqa: ASYNC110 (what is looked at sets no event)
+            await asyncio.sleep(RESUME_MS / 1000)
+
+    await asyncio.wait_for(wait(), PATIENCE_S)
+
+
+def acquire(run: str, wait_ms: int | None = None) -> wire.OnceAcquire:
+    return wire.OnceAcquire(run=run, key="k", lease_ms=LEASE_MS, wait_ms=wait_ms)
+
+
+@pytest.mark.parametrize("over", ["tcp", "http"])
+def test_a_remote_session_that_is_away_and_holds_nothing_ends(tmp_path: Path, over: Transport) -> None:
+    async def story() -> None:
+        async with life(tmp_path / "db") as it:
+            of = known(it)
+            line = await connect(it, of, "a", over)
+            await asyncio.sleep(3 * RESUME_MS / 1000)
+            assert of.is_connected("a"), "who is connected may be idle"
+            of.lost("a", line)
+            assert len(of) == 1
+            await until(lambda: len(of) == 0)
+            await it.engine.settle()
+            assert not it.engine.memory.sessions
+            of.drain()
+
+    play(story())
+
+
+def test_a_remote_session_that_is_away_stays_for_as_long_as_it_holds_something(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with life(tmp_path / "db") as it:
+            of = known(it)
+            line = await connect(it, of, "a", "tcp")
+            run = await it.run_id("a")
+            await it.ask("a", acquire(run))
+            of.lost("a", line)
+            await asyncio.sleep(5 * RESUME_MS / 1000)
+            assert len(of) == 1
+            assert len(it.engine.memory.holds) == 1
+            await it.pass_ms(LEASE_MS)
+            await until(lambda: len(of) == 0)
+            await it.engine.settle()
+            assert not it.engine.memory.holds
+            of.drain()
+
+    play(story())
+
+
+async def left_by(it: Life, over: Transport) -> str:
+    """A session of that kind, which holds a key when the daemon ends; its run."""
+    row = rows.Session("far", "default", "w", "", 7, "python x", transport=over)
+    it.engine.submit(Opened(row, HELLO, (), wire.Welcome(protocol=1, version="test", pid=1)))
+    run = await it.run_id("far")
+    await it.ask("far", acquire(run))
+    return run
+
+
+def test_nobody_waits_for_an_http_session_after_a_restart_and_it_keeps_its_leases(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with life(tmp_path / "db") as it:
+            run = await left_by(it, "http")
+        async with life(tmp_path / "db") as it:
+            of = known(it)
+            await of.restore(it.engine.known)
+            of.listening()
+            await connect(it, of, "b", "unix")
+            assert (await it.ask("b", acquire(run, wait_ms=0))) == wire.OnceHeld(), "the lines are open, the key held"
+            waits = it.submit("b", acquire(run))
+            await asyncio.sleep(5 * RESUME_MS / 1000)
+            await it.pass_ms(LEASE_MS - 1)
+            assert waits not in it.out.replies
+            assert of.row("far") is not None
+            await it.pass_ms(1)
+            assert isinstance(await it.answer(waits), wire.OnceGranted)
+            await until(lambda: of.row("far") is None)
+            of.drain()
+
+    play(story())
+
+
+def test_the_lines_wait_for_a_tcp_session_after_a_restart(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with life(tmp_path / "db") as it:
+            run = await left_by(it, "tcp")
+        async with life(tmp_path / "db") as it:
+            of = known(it)
+            await of.restore(it.engine.known)
+            of.listening()
+            await connect(it, of, "b", "unix")
+            asked = it.submit("b", acquire(run, wait_ms=0))
+            await it.engine.settle()
+            assert asked not in it.out.replies
+            await connect(it, of, "far", "tcp")
+            assert await it.answer(asked) == wire.OnceHeld()
+            of.drain()
+
+    play(story())
