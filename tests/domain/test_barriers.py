@@ -102,3 +102,31 @@ def test_barriers_of_an_ended_run_are_tidied(h: Harness, a: Client, run: str) ->
     a.ask(wire.RunsEnd(run=run, state="stopped"))
     h.pass_ms(tidy.KEPT_MS)
     assert h.rows("SELECT name FROM barriers") == h.rows("SELECT worker FROM arrivals") == []
+
+
+def test_declare_creates_a_barrier_without_arriving_and_get_looks_at_it(h: Harness, a: Client, run: str) -> None:
+    get, declare = wire.BarriersGet(run=run, name="b"), wire.BarriersDeclare(run=run, name="b", count=2)
+    assert "b not found" in a.refused("NOT_FOUND", get).message
+    made = wire.BarrierView(released=False, target=2, arrivals=0)
+    assert (a.ask(declare), a.ask(get), a.ask(declare)) == (made, made, made)
+    waits = a.waits(arrive(run, "1"))
+    assert a.ask(get) == a.ask(declare) == wire.BarrierView(released=False, target=2, arrivals=1)
+    a.ask(arrive(run, "2"))
+    assert a.ask(get) == a.ask(declare) == waits.reply == wire.BarrierView(released=True, target=2, arrivals=2)
+    assert not h.memory.calls
+
+
+def test_declare_with_another_number_is_a_conflict_either_way(a: Client, run: str) -> None:
+    a.ask(wire.BarriersDeclare(run=run, name="b", count=2))
+    a.refused("CONFLICT", wire.BarriersDeclare(run=run, name="b", count=3))
+    a.refused("CONFLICT", arrive(run, "1", 3))
+    assert a.ask(wire.BarriersGet(run=run, name="b")).arrivals == 0
+    a.waits(arrive(run, "1", 3, "other"))
+    a.refused("CONFLICT", wire.BarriersDeclare(run=run, name="other", count=2))
+
+
+def test_barriers_of_a_run_that_is_over_are_neither_declared_nor_looked_at(a: Client, run: str) -> None:
+    a.ask(wire.BarriersDeclare(run=run, name="b", count=2))
+    a.ask(wire.RunsEnd(run=run, state="stopped"))
+    a.refused("SCOPE_CANCELLED", wire.BarriersDeclare(run=run, name="b", count=2))
+    a.refused("SCOPE_CANCELLED", wire.BarriersGet(run=run, name="b"))

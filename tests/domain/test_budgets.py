@@ -260,3 +260,78 @@ def test_the_tables_refuse_what_is_over_the_limit(h: Harness, a: Client, run: st
 
     with pytest.raises(sqlite3.IntegrityError):
         h.connection.execute("UPDATE budgets SET spent_minor = 60, reserved_minor = 41")
+
+
+# ------------------------------------------------------------------ strict callers, own times
+
+
+def test_without_overrun_a_cost_above_what_is_reserved_is_a_conflict(
+    h: Harness, a: Client, run: str, money: object
+) -> None:
+    held = a.ask(reserve(run, 40))
+    strict = wire.BudgetsSettle(reservation=held.reservation, cost_minor=41, work_key="w", overrun=False)
+    assert "40 minor units" in a.refused("CONFLICT", strict).message
+    assert sums(a) == (40, 0)
+    a.ask(settle(held, 30, "part", keep_rest=True))
+    more = wire.BudgetsSettle(reservation=held.reservation, cost_minor=11, work_key="w", overrun=False)
+    a.refused("CONFLICT", more)
+    last = wire.BudgetsSettle(reservation=held.reservation, cost_minor=10, work_key="w", overrun=False, late=False)
+    assert a.ask(last) == wire.BudgetSettled(state="settled", charged_minor=40, left_minor=0)
+    assert a.ask(last).charged_minor == 40, "a repeat is no second cost, and no conflict"
+    assert sums(a) == (0, 40)
+
+
+@pytest.mark.parametrize("how", ["settled", "released"])
+def test_without_late_a_reservation_that_is_over_is_a_conflict(a: Client, run: str, money: object, how: str) -> None:
+    held = a.ask(reserve(run, 40))
+    a.ask(settle(held, 40, "1") if how == "settled" else wire.BudgetsRelease(reservation=held.reservation))
+    before = sums(a)
+    late = wire.BudgetsSettle(reservation=held.reservation, cost_minor=1, work_key="2", late=False)
+    assert how in a.refused("CONFLICT", late).message
+    assert how in a.refused("CONFLICT", wire.BudgetsRelease(reservation=held.reservation, late=False)).message
+    assert sums(a) == before
+    assert a.ask(wire.BudgetsRelease(reservation=held.reservation)).state == how
+
+
+def test_a_release_in_time_is_no_conflict(a: Client, run: str, money: object) -> None:
+    held = a.ask(reserve(run, 40))
+    assert a.ask(wire.BudgetsRelease(reservation=held.reservation, late=False)).state == "released"
+
+
+@pytest.mark.parametrize("length_ms", [5_000, 2 * SETTLE_BY_MS])
+def test_what_is_not_settled_by_its_own_time_is_released(
+    h: Harness, a: Client, run: str, money: object, length_ms: int
+) -> None:
+    held = a.ask(reserve(run, 40, settle_by_ms=h.clock.wall_ms() + length_ms))
+    for _ in range(4):
+        h.pass_ms(length_ms // 4 - 1)
+        assert a.beat(held.token) == [True]
+    h.pass_ms(3)
+    assert sums(a) == (40, 0)
+    h.pass_ms(1)
+    assert sums(a) == (0, 0)
+    assert h.events(run)[-1] == "budget.released"
+
+
+def test_a_time_to_settle_by_that_has_passed_is_refused(h: Harness, a: Client, run: str, money: object) -> None:
+    a.refused("VALIDATION_FAILED", reserve(run, 40, settle_by_ms=h.clock.wall_ms()))
+    assert sums(a) == (0, 0)
+
+
+def test_a_budget_tells_of_its_newest_reservations_if_asked(h: Harness, a: Client, run: str, money: object) -> None:
+    a.ask(wire.BudgetsDeclare(budget="other", limit_minor=100))
+    a.ask(wire.BudgetsReserve(run=run, budget="other", amount_minor=1))
+    held = []
+    for amount in (10, 20, 30):
+        held.append(a.ask(reserve(run, amount)))
+        h.pass_ms(1)
+    a.ask(settle(held[1], 5))
+    a.ask(wire.BudgetsRelease(reservation=held[2].reservation))
+    assert a.ask(wire.BudgetsGet(budget="llm")).reservations == ()
+    seen = a.ask(wire.BudgetsGet(budget="llm", reservations=3)).reservations
+    assert seen == (
+        wire.ReservationView(reservation=held[2].reservation, run=run, state="released", left_minor=0, charged_minor=0),
+        wire.ReservationView(reservation=held[1].reservation, run=run, state="settled", left_minor=0, charged_minor=5),
+        wire.ReservationView(reservation=held[0].reservation, run=run, state="active", left_minor=10, charged_minor=0),
+    )
+    assert a.ask(wire.BudgetsGet(budget="llm", reservations=2)).reservations == seen[:2]

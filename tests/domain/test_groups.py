@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from runstate import wire
@@ -149,3 +150,37 @@ def test_a_group_outlives_a_lost_connection_and_a_restart(h: Harness, a: Client,
     complete(w, work(w, run)[0])
     assert len(again.reply.jobs) == 1
     assert state(h, group.run) == "active"
+
+
+def test_an_empty_group_gets_its_jobs_one_by_one(h: Harness, a: Client, w: Client, run: str) -> None:
+    group = a.ask(wire.GroupsSubmit(run=run, queue="q", attempts=2))
+    assert group.jobs == ()
+    assert a.ask(wire.QueuesDeclare(queue="q")).attempts == 2
+    sent = a.ask(wire.QueuesSend(run=group.run, queue="q", key="1", input="1"))
+    waits = a.waits(wire.GroupsEnded(run=group.run))
+    (grant,) = work(w, run, 9)
+    complete(w, grant)
+    assert [view.job for view in waits.reply.jobs] == [sent.job]
+
+
+def test_an_empty_group_of_a_queue_that_is_not_there_leaves_no_run(h: Harness, a: Client, run: str) -> None:
+    before = h.value("SELECT count(*) FROM runs")
+    a.refused("NOT_FOUND", wire.GroupsSubmit(run=run, queue="none"))
+    assert h.value("SELECT count(*) FROM runs") == before
+
+
+@pytest.mark.parametrize("how", ["die", "bye"])
+@pytest.mark.parametrize("keys", ["", "12"])
+def test_what_is_not_owned_survives_its_session_and_ends_with_the_run_above_it(
+    h: Harness, a: Client, w: Client, how: str, keys: str
+) -> None:
+    run = w.ask(wire.RunsJoin(name="job")).run
+    group = a.ask(msgspec.structs.replace(submit(run, keys), owned=False)).run
+    child = a.ask(wire.RunsChild(parent=run, owned=False)).run
+    a.die() if how == "die" else a.bye()
+    h.pass_ms(60_000)
+    assert (state(h, group), state(h, child)) == ("active", "active")
+    w.ask(wire.QueuesSend(run=group, queue="q", key="3", input="1"))
+    assert [grant.key for grant in work(w, run, 9)] == [*keys, "3"]
+    w.ask(wire.RunsEnd(run=run, state="finished"))
+    assert (state(h, group), state(h, child)) == ("stopped", "stopped")

@@ -5,8 +5,9 @@ import sqlite3
 import pytest
 
 from runstate import wire
+from runstated.batch import Lost
 from runstated.domain import leases
-from tests.harness import Client, Harness
+from tests.harness import Client, Harness, Request, nothing
 
 LEASE_MS = 30_000
 
@@ -222,3 +223,96 @@ def test_ended_leases_and_waits_do_not_pile_up_in_memory(h: Harness, a: Client, 
         a.ask(wire.Release(token=token))
         assert number < 10 or len(h.memory._lapses) <= 1_002
     assert len(h.memory._lates) <= 1_002
+
+
+# ------------------------------------------------------------------ renew
+
+
+@pytest.mark.parametrize("other", [wire.LEASE_MS_MIN, LEASE_MS, wire.LEASE_MS_MAX])
+def test_renew_gives_a_lease_another_length_from_now_on(h: Harness, a: Client, run: str, other: int) -> None:
+    token = hold(a, run)
+    h.pass_ms(20_000)
+    expires = h.clock.wall_ms() + other
+    assert h.session("b").ask(wire.Renew(token=token, lease_ms=other)) == wire.Renewed(lease_expires_ms=expires)
+    h.pass_ms(other - 1)
+    assert a.beat(token) == [True], "and a beat gives this length"
+    h.check()
+    h.pass_ms(other - 1)
+    assert not a.told(wire.LeaseLost)
+    h.pass_ms(1)
+    assert [push.token for push in a.told(wire.LeaseLost)] == [token]
+    assert a.refused("LEASE_LOST", wire.Renew(token=token, lease_ms=other))
+
+
+def test_the_new_length_of_a_lease_outlives_a_restart(h: Harness, a: Client, run: str) -> None:
+    token = hold(a, run)
+    a.ask(wire.Renew(token=token, lease_ms=wire.LEASE_MS_MIN))
+    h.start()
+    a.resume()
+    h.pass_ms(wire.LEASE_MS_MIN - 1)
+    assert a.beat(token) == [True]
+    h.pass_ms(wire.LEASE_MS_MIN)
+    assert a.beat(token) == [False]
+
+
+@pytest.mark.parametrize("other", [wire.LEASE_MS_MIN, wire.LEASE_MS_MAX])
+def test_a_renewal_whose_transaction_fails_changes_nothing(h: Harness, a: Client, run: str, other: int) -> None:
+    token = hold(a, run)
+
+    def fail(sql: str) -> None:
+        if sql == "COMMIT":
+            raise sqlite3.OperationalError("disk I/O error")
+
+    h.connection.before = fail
+    with pytest.raises(Lost):
+        a.submit(wire.Renew(token=token, lease_ms=other))
+    h.connection.before = nothing
+    h.check()
+    h.pass_ms(LEASE_MS - 1)
+    assert a.beat(token) == [True]
+    h.pass_ms(LEASE_MS)
+    assert a.beat(token) == [False]
+
+
+def test_a_renewal_that_is_refused_after_the_fact_is_taken_back_alone(h: Harness, a: Client, run: str) -> None:
+    """Its id is in use, which is seen when its reply is to be kept."""
+    token = hold(a, run)
+    kept = a.submit(wire.Renew(token=token, lease_ms=LEASE_MS, keep=True))
+    again = Request(a, kept.id, wire.Renew(token=token, lease_ms=wire.LEASE_MS_MIN, keep=True))
+    a.open[kept.id] = again
+    h.run(a.entry(again))
+    assert again.reply.code == "IDEMPOTENCY_CONFLICT"
+    h.check()
+    h.pass_ms(LEASE_MS - 1)
+    assert token in h.memory.holds
+
+
+@pytest.mark.parametrize(("state", "code"), [("stopped", "SCOPE_CANCELLED"), ("expired", "DEADLINE_EXCEEDED")])
+def test_a_hold_in_a_run_that_is_over_is_not_renewed(h: Harness, a: Client, state: str, code: str) -> None:
+    deadline = h.clock.wall_ms() + 10_000 if state == "expired" else None
+    run = a.ask(wire.RunsJoin(name="ends", deadline_ms=deadline)).run
+    token = a.ask(wire.SlotsAcquire(run=run, pool="gpu", max=1)).token
+    a.ask(wire.QueuesSend(run=run, queue="q", key="1", input="1", attempts=3))
+    (job,) = a.ask(wire.QueuesAdmit(queues=(wire.AdmitFrom(run=run, queue="q"),))).jobs
+    if state == "stopped":
+        a.ask(wire.RunsEnd(run=run, state="stopped"))
+    h.pass_ms(10_000)
+    assert a.refused(code, wire.Renew(token=token, lease_ms=LEASE_MS)).run == run
+    assert a.refused("LEASE_LOST", wire.Renew(token=job.token, lease_ms=LEASE_MS)).run is None
+    h.pass_ms(20_000)
+    assert not h.memory.holds, "it was not renewed"
+
+
+def test_a_job_whose_run_is_over_by_the_clock_alone_is_lost(h: Harness, a: Client) -> None:
+    run = a.ask(wire.RunsJoin(name="ends", deadline_ms=h.clock.wall_ms() + 5)).run
+    a.ask(wire.QueuesSend(run=run, queue="q", key="1", input="1", attempts=3))
+    (job,) = a.ask(wire.QueuesAdmit(queues=(wire.AdmitFrom(run=run, queue="q"),))).jobs
+    h.clock.pass_ms(5)
+    a.refused("LEASE_LOST", wire.Renew(token=job.token, lease_ms=LEASE_MS))
+
+
+def test_the_lengths_of_a_lease_that_is_renewed_often_do_not_pile_up(h: Harness, a: Client, run: str) -> None:
+    token = hold(a, run)
+    for number in range(1_500):
+        a.ask(wire.Renew(token=token, lease_ms=LEASE_MS + number % 7))
+    assert len(h.memory._lapses) <= 1_003

@@ -412,3 +412,83 @@ def test_a_result_is_cached_with_its_runs_deadline_and_dropped_with_its_run(h: H
     assert h.cache.get(Settled("other", run, "k"), deadline - 1) is None
     a.ask(wire.RunsEnd(run=run, state="finished"))
     assert h.cache.get(settled, 0) is None
+
+
+# ------------------------------------------------------------------ get
+
+
+def get(run: str, key: str = "k", **more: object) -> wire.OnceGet:
+    return wire.OnceGet(run=run, key=key, **more)  # type: ignore[arg-type]
+
+
+def test_get_of_a_key_that_nobody_runs_answers_at_once_and_takes_nothing(h: Harness, a: Client, run: str) -> None:
+    assert a.ask(get(run)) == wire.OnceOpen()
+    assert not h.rows("SELECT key FROM once_keys") and not h.memory.holds
+    a.ask(fail(run, a.ask(acquire(run)).token))
+    assert a.ask(get(run)) == wire.OnceOpen(attempts=1)
+    assert a.ask(acquire(run)).attempt == 2, "the key is as open as before"
+
+
+def test_get_of_a_key_that_has_ended_says_how(a: Client, run: str) -> None:
+    a.ask(complete(run, a.ask(acquire(run, "done")).token, '"r"', "done"))
+    a.ask(fail(run, a.ask(acquire(run, "failed")).token, "E: no", 1, "failed"))
+    assert a.ask(get(run, "done")) == wire.OnceDone(result='"r"')
+    assert a.ask(get(run, "failed")) == wire.OnceFailed(attempts=1, error="E: no")
+
+
+@pytest.mark.parametrize("how", ["done", "failed", "open", "released", "died"])
+def test_get_waits_while_the_key_is_held(h: Harness, a: Client, b: Client, run: str, how: str) -> None:
+    token = a.ask(acquire(run)).token
+    waits = b.waits(get(run))
+    h.check()
+    if how == "died":
+        a.die()
+    else:
+        outcomes = {
+            "done": complete(run, token, '"r"'),
+            "failed": fail(run, token, attempts=1),
+            "open": fail(run, token, attempts=3),
+            "released": wire.Release(token=token),
+        }
+        a.ask(outcomes[how])
+    expected = {
+        "done": wire.OnceDone(result='"r"'),
+        "failed": wire.OnceFailed(attempts=1, error="E: no"),
+        "open": wire.OnceOpen(attempts=1),
+    }
+    assert waits.reply == expected.get(how, wire.OnceOpen())
+    assert not h.memory.holds
+    h.check()
+
+
+def test_get_says_when_its_wait_is_over_that_the_key_is_held(h: Harness, a: Client, b: Client, run: str) -> None:
+    a.ask(fail(run, a.ask(acquire(run)).token))
+    a.ask(acquire(run))
+    assert b.ask(get(run, wait_ms=0)) == b.ask(acquire(run, wait_ms=0)) == wire.OnceHeld(attempts=1)
+    waits = b.waits(get(run, wait_ms=1_000))
+    h.pass_ms(1_000)
+    assert waits.reply == wire.OnceHeld(attempts=1)
+
+
+def test_get_does_not_hold_up_those_behind_it(h: Harness, a: Client, b: Client, run: str) -> None:
+    token = a.ask(acquire(run)).token
+    looks, wants, late = b.waits(get(run)), b.waits(acquire(run)), h.session("c").waits(get(run))
+    a.ask(wire.Release(token=token))
+    assert looks.reply == wire.OnceOpen()
+    assert isinstance(wants.reply, wire.OnceGranted)
+    assert late.reply is None, "it is held again before this one comes up"
+    b.ask(complete(run, wants.reply.token))
+    assert late.reply == wire.OnceDone(result="1")
+
+
+def test_get_in_a_run_that_ends_is_refused(a: Client, b: Client, run: str) -> None:
+    a.ask(acquire(run))
+    waits = b.waits(get(run))
+    a.ask(wire.RunsEnd(run=run, state="stopped"))
+    assert (waits.reply.code, waits.reply.run) == ("SCOPE_CANCELLED", run)
+    b.refused("SCOPE_CANCELLED", get(run))
+
+
+def test_get_of_a_key_that_the_caller_holds_itself_is_a_deadlock(a: Client, run: str) -> None:
+    token = a.ask(acquire(run)).token
+    a.refused("DEADLOCK", get(run, within=(token,)))

@@ -158,3 +158,24 @@ def test_more_due_timers_than_one_step_fires_all_fire(h: Harness, a: Client, run
     waits = [a.waits(sleep(run, name=str(number))) for number in range(timers.FIRED_IN_ONE_STEP + 5)]
     h.pass_ms(10_000)
     assert all(request.reply.fired for request in waits)
+
+
+def test_the_first_who_goes_on_after_a_timer_says_so_and_nobody_else(h: Harness, a: Client, run: str) -> None:
+    ack = wire.TimersAck(run=run, name="t")
+    a.refused("CONFLICT", ack)
+    waits = a.waits(sleep(run))
+    assert "has not ended" in a.refused("CONFLICT", ack).message
+    h.pass_ms(10_000)
+    assert not waits.reply.acked
+    acked = a.ask(ack)
+    assert acked == wire.TimerView(fired=True, fire_ms=waits.reply.fire_ms, acked=True)
+    h.session("b").refused("CONFLICT", ack)
+    assert a.ask(sleep(run)) == acked, "later sleepers see it"
+    a.ask(sleep(run, 0, "other"))
+    assert not a.ask(sleep(run, 0, "other")).acked, "each has its own"
+
+
+def test_a_timer_is_acknowledged_also_after_the_end_of_its_run(a: Client, run: str) -> None:
+    a.ask(sleep(run, 0))
+    a.ask(wire.RunsEnd(run=run, state="finished"))
+    assert a.ask(wire.TimersAck(run=run, name="t")).acked

@@ -5,10 +5,11 @@ import sqlite3
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from runstate import wire
-from runstated import batch, dispatch
+from runstated import batch, dispatch, replies
 from runstated.batch import Ask, Cancelled, Ended, Lost, Reread, Tick
 from runstated.domain import once, sessions
 from runstated.store.tx import Access, Refusal, Tx
@@ -308,6 +309,148 @@ def test_replies_of_another_session_are_not_given(h: Harness, a: Client, b: Clie
     mine = a.submit(wire.RunsChild(parent=run))
     theirs = Request(b, mine.id, wire.RunsChild(parent=run))
     assert theirs.repeat().reply != mine.reply
+
+
+# ------------------------------------------------------------------ replies that are kept for a day
+
+DAY_MS = 24 * 3_600_000
+
+
+def again(client: Client, asked: Request) -> Any:
+    """The reply to a repeat of a request, perhaps of another session object under the same id."""
+    repeated = Request(client, asked.id, msgspec.structs.replace(asked.request, again=True))
+    client.open[asked.id] = repeated
+    client.h.run(client.entry(repeated))
+    return repeated.reply
+
+
+def begun_anew(h: Harness, client: Client) -> Client:
+    """The session has ended, and begins anew under its id."""
+    client.bye()
+    return h.session(client.name)
+
+
+def test_who_asks_for_it_has_any_reply_kept_beyond_the_end_of_its_session(h: Harness, a: Client, run: str) -> None:
+    asked = a.submit(wire.RunsChild(parent=run, owned=False, keep=True))
+    plain = a.submit(wire.RunsChild(parent=run, owned=False))
+    declared = a.submit(wire.QueuesDeclare(queue="q", attempts=3, keep=True))
+    a = begun_anew(h, a)
+    assert again(a, asked) == asked.reply
+    assert again(a, declared) == declared.reply
+    assert again(a, plain) != plain.reply, "this one was the session's"
+    asked.cancel()
+    assert again(a, asked) == asked.reply, "who has gone may come again"
+
+
+def test_a_kept_reply_is_tidied_after_a_day(h: Harness, a: Client, run: str) -> None:
+    asked = a.submit(wire.RunsChild(parent=run, owned=False, keep=True))
+    h.pass_ms(DAY_MS - 1)
+    assert again(a, asked) == asked.reply
+    h.pass_ms(1)
+    assert not h.rows("SELECT request FROM replies")
+    assert again(a, asked) != asked.reply
+
+
+def test_kept_replies_are_tidied_also_after_a_restart(h: Harness, a: Client, run: str) -> None:
+    asked = a.submit(wire.RunsChild(parent=run, owned=False, keep=True))
+    h.start()
+    a.resume()
+    h.pass_ms(DAY_MS - 1)
+    assert again(a, asked) == asked.reply
+    h.pass_ms(1)
+    assert not h.rows("SELECT request FROM replies")
+
+
+def test_the_oldest_of_too_many_kept_replies_go(h: Harness, a: Client, run: str, monkeypatch: Any) -> None:
+    monkeypatch.setattr(replies, "KEPT_MAX", 3)
+    plain = a.submit(wire.RunsChild(parent=run))
+    asked = []
+    for _ in range(5):
+        asked.append(a.submit(wire.RunsChild(parent=run, keep=True)))
+        h.pass_ms(1)
+    h.memory.due(h.clock.wall_ms())
+    h.pass_ms(0)
+    kept = [request for (request,) in h.rows("SELECT request FROM replies ORDER BY request")]
+    assert kept == [plain.id, *(request.id for request in asked[2:])]
+
+
+def test_errors_and_replies_without_an_effect_are_not_kept(h: Harness, a: Client, b: Client, run: str) -> None:
+    b.ask(acquire(run, "held"))
+    b.ask(wire.SlotsAcquire(run=run, pool="gpu", max=1))
+    b.ask(wire.LimitsTake(run=run, limit="api", max=1, per_seconds=86_400))
+    b.ask(wire.OnceFail(run=run, key="no", token=b.ask(acquire(run, "no")).token, error="E", attempts=1))
+    requests: list[wire.Request[Any]] = [
+        wire.RunsGet(run="r99-test", keep=True),
+        acquire(run, "held", wait_ms=0, keep=True),
+        acquire(run, "no", keep=True),
+        wire.OnceGet(run=run, key="open", keep=True),
+        wire.SlotsAcquire(run=run, pool="gpu", wait_ms=0, keep=True),
+        wire.LimitsTake(run=run, limit="api", wait_ms=0, keep=True),
+        wire.QueuesAdmit(queues=(wire.AdmitFrom(run=run, queue="q"),), wait_ms=0, keep=True),
+    ]
+    said = [type(a.ask(request)).__name__ for request in requests]
+    assert said == ["Error", "OnceHeld", "OnceFailed", "OnceOpen", "SlotsBusy", "LimitBusy", "JobsGranted"]
+    assert not h.rows("SELECT request FROM replies WHERE session = 'a'")
+
+
+@pytest.mark.parametrize("is_repeat", [True, False])
+def test_another_request_under_the_id_of_a_kept_reply_is_refused_and_does_nothing(
+    h: Harness, a: Client, run: str, is_repeat: bool
+) -> None:
+    asked = a.submit(wire.RunsChild(parent=run, owned=False, keep=True))
+    a = begun_anew(h, a)
+    before = h.rows("SELECT run FROM runs")
+    other = Request(a, asked.id, wire.RunsChild(parent=run, name="other", owned=False, keep=True, again=is_repeat))
+    a.open[asked.id] = other
+    h.run(a.entry(other))
+    assert other.reply.code == "IDEMPOTENCY_CONFLICT"
+    assert h.rows("SELECT run FROM runs") == before
+    assert again(a, asked) == asked.reply
+
+
+def test_a_kept_reply_that_gave_a_token_goes_with_the_lease(h: Harness, a: Client, run: str) -> None:
+    once_key = a.submit(acquire(run, keep=True))
+    slots = a.submit(wire.SlotsAcquire(run=run, pool="gpu", max=1, keep=True))
+    assert again(a, once_key) == once_key.reply
+    h.pass_ms(30_000)
+    assert not h.rows("SELECT request FROM replies")
+    assert again(a, once_key).token > slots.reply.token
+    a = begun_anew(h, a)
+    assert not h.rows("SELECT request FROM replies")
+
+
+@pytest.mark.parametrize("how", ["settled", "released", "late", "bye"])
+def test_a_kept_reply_that_names_a_reservation_stays(h: Harness, a: Client, run: str, how: str) -> None:
+    asked = a.submit(wire.BudgetsReserve(run=run, budget="llm", amount_minor=40, limit_minor=100, keep=True))
+    plain = a.submit(wire.BudgetsReserve(run=run, budget="llm", amount_minor=1))
+    for held in (asked.reply.reservation, plain.reply.reservation):
+        if how == "settled":
+            a.ask(wire.BudgetsSettle(reservation=held, cost_minor=1, work_key="w"))
+        elif how == "released":
+            a.ask(wire.BudgetsRelease(reservation=held))
+    if how == "late":
+        h.pass_ms(wire.SETTLE_BY_MS)
+    if how == "bye":
+        a = begun_anew(h, a)
+    assert h.rows("SELECT request FROM replies") == [(asked.id,)]
+    assert again(a, asked) == asked.reply
+
+
+def test_what_is_kept_for_a_day_is_without_its_payload(h: Harness, a: Client, run: str) -> None:
+    token = a.ask(acquire(run)).token
+    done = a.submit(wire.OnceComplete(run=run, key="k", token=token, result='"long"', keep=True))
+    a.ask(send(run, "1"))
+    (grant,) = a.ask(wire.QueuesAdmit(queues=(wire.AdmitFrom(run=run, queue="q"),))).jobs
+    job = a.submit(wire.QueuesComplete(job=grant.job, token=grant.token, result='"long"', keep=True))
+    assert (done.reply, job.reply.result) == (wire.OnceDone(result='"long"'), '"long"')
+    assert again(a, done) == wire.OnceDone(result="null")
+    assert again(a, job) == msgspec.structs.replace(job.reply, result=None)
+    assert not [reply for (reply,) in h.rows("SELECT reply FROM replies") if "long" in reply]
+
+
+def test_an_ack_forgets_also_what_is_kept_for_a_day(h: Harness, a: Client, run: str) -> None:
+    a.submit(wire.RunsChild(parent=run, keep=True)).ack()
+    assert not h.rows("SELECT request FROM replies")
 
 
 # ------------------------------------------------------------------ sessions
