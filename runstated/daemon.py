@@ -134,6 +134,7 @@ class Service:
                 engine,
                 server.sessions,
                 version=runstate.__version__,
+                may_serve=self._guard.look,
                 certificate=config.tls_cert,
                 key=config.tls_key,
             )

@@ -397,13 +397,14 @@ class Memory:
 
     # ------------------------------------------------------------------ leases
 
-    def hold(self, token: int, session: str, length_ms: int, subject: Topic, lease_ms: int) -> None:
-        hold = Hold(token, session, length_ms, subject, lease_ms + length_ms)
+    def hold(
+        self, token: int, session: str, length_ms: int, subject: Topic, lease_ms: int, others: Iterable[Topic] = ()
+    ) -> None:
+        hold = Hold(token, session, length_ms, subject, lease_ms + length_ms, list(others))
         self._keep(hold)
         self._undo.append(lambda: self._drop(hold))
 
     def hold_also(self, token: int, subject: Topic) -> None:
-        """Something more goes with a lease."""
         hold = self.holds.get(token)
         if hold is not None and subject != hold.subject and subject not in hold.others:
             hold.others.append(subject)
@@ -445,13 +446,8 @@ class Memory:
     def renew(self, token: int, length_ms: int, lease_ms: int) -> None:
         """Renews a lease, from now on of another length."""
         hold = self.holds[token]
-        before = (hold.length_ms, hold.expires)
-        self._set_length(hold, length_ms, lease_ms + length_ms)
-        self._undo.append(lambda: self._set_length(hold, *before))
-
-    def _set_length(self, hold: Hold, length_ms: int, expires: int) -> None:
-        hold.length_ms, hold.expires = length_ms, expires
-        heapq.heappush(self._lapses, (expires, hold.token))  # it may come up earlier than before
+        self.let_go(token)  # and held anew, so that it can be undone
+        self.hold(token, hold.session, length_ms, hold.subject, lease_ms, hold.others)
 
     def lapsed(self, lease_ms: int) -> list[int]:
         """The tokens whose lease is over. Those renewed since they were queued are queued again."""

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -82,11 +82,12 @@ class HttpListener:
         sessions: Sessions,
         *,
         version: str,
+        may_serve: Callable[[], bool],
         certificate: Path | None,
         key: Path | None,
     ) -> HttpListener:
         """Returns when it accepts."""
-        gateway = Gateway(engine, sessions)
+        gateway = Gateway(engine, sessions, may_serve)
         bound: Endpoint = listening.bound_to(sock)
         config = uvicorn.Config(
             App(gateway, bound, version),
