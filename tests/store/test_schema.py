@@ -189,6 +189,15 @@ def executed() -> set[str]:
     for _ in range(2):
         b.ask(wire.OnceComplete(run=run, key="k", token=token, result="1"))
     b.ask(wire.QueuesComplete(job="j999-test", token=token, result="1"))
+    token = b.ask(wire.OnceAcquire(run=run, key="renewed")).token
+    b.ask(wire.Renew(token=token, lease_ms=60_000))
+    b.ask(wire.OnceGet(run=run, key="k"))
+    b.ask(wire.TimersSleep(run=run, name="t", after_ms=0))
+    b.ask(wire.TimersAck(run=run, name="t"))
+    b.ask(wire.BarriersDeclare(run=run, name="b", count=2))
+    b.ask(wire.BarriersGet(run=run, name="b"))
+    b.ask(wire.BudgetsGet(budget="llm", reservations=9))
+    b.ask(wire.RunsChild(parent=run, keep=True))
     a.die()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tidy, "EVENTS_KEPT", 1)
