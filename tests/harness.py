@@ -343,7 +343,7 @@ class Harness:
         request = call.request
         now = self.clock.wall_ms()
         over = "SELECT count(*) FROM runs WHERE run = :run AND (state <> 'active' OR deadline_ms <= :now)"
-        if isinstance(request, wire.OnceAcquire):
+        if isinstance(request, wire.OnceAcquire | wire.OnceGet):
             state = self.rows("SELECT state FROM once_keys WHERE run = :r AND key = :k", r=request.run, k=request.key)
             assert state == [("held",)], f"{call} waits beside a key that is {state}"
             assert not self.value(over, run=request.run, now=now) or self.memory.due_ms is not None
@@ -352,7 +352,7 @@ class Harness:
             assert state in ("ready", "delayed", "running"), f"{call} waits for a job that is {state}"
         elif isinstance(request, wire.QueuesAdmit):
             for wanted in request.queues:
-                free = [age for age, wants in self.heads(call.space, wanted.run, wanted.queue) if not wants]
+                free = [age for age, wants in self.heads(call.space, wanted) if not wants]
                 assert not free, f"{call} waits beside ready jobs of the ages {free}"
         elif isinstance(request, wire.TimersSleep):
             fired = self.value("SELECT fired FROM timers WHERE run = :r AND name = :n", r=request.run, n=request.name)
@@ -369,7 +369,7 @@ class Harness:
         over = "SELECT count(*) FROM runs WHERE run = :run AND (state <> 'active' OR deadline_ms <= :now)"
         return bool(self.value(over, run=run, now=self.clock.wall_ms()))
 
-    def heads(self, space: str, run: str, queue: str) -> list[tuple[int, needs.Wants]]:
+    def heads(self, space: str, wanted: wire.AdmitFrom) -> list[tuple[int, needs.Wants]]:
         """The oldest ready job of each set of needs that a worker of the run may take: its age and what it wants."""
         rows = self.rows(
             "SELECT min(jobs.age), jobs.needs, queues.needs FROM jobs JOIN runs ON runs.run = jobs.run"
@@ -377,8 +377,8 @@ class Harness:
             " WHERE jobs.space = :space AND jobs.queue = :queue AND jobs.state = 'ready' AND runs.state = 'active'"
             " AND runs.path LIKE :path AND (runs.deadline_ms IS NULL OR runs.deadline_ms > :now) GROUP BY jobs.needs",
             space=space,
-            queue=queue,
-            path=f"%/{run}/%",
+            queue=wanted.queue,
+            path=f"%/{wanted.run}/%" if wanted.below else f"%/{wanted.run}/",
             now=self.clock.wall_ms(),
         )
         return [(age, needs.get(self.tx(), number or of_queue)) for age, number, of_queue in rows]
@@ -519,7 +519,7 @@ def _wants(h: Harness) -> Iterator[tuple[tuple[int, int, Any], Call, dict[Topic,
             yield call.place, call, {line: request.units}
         elif isinstance(request, wire.QueuesAdmit):
             for wanted in request.queues:
-                for age, wants in h.heads(call.space, wanted.run, wanted.queue):
+                for age, wants in h.heads(call.space, wanted):
                     lines = {("slots", "", name): units for name, units in wants.slots}
                     lines |= {("limit", "", name): units for name, units in wants.limits}
                     lines |= {("budget", "", name): minor for name, minor in wants.budgets}

@@ -88,9 +88,9 @@ GRANTED_BYTES_MAX = 4 * 1024 * 1024  # inputs in one reply: half of what a frame
 GRANTED_JOBS_MAX = 1_000  # jobs in one reply
 
 
-def line(queue: str, run: str) -> Topic:
-    """Where workers stand who take jobs of ``queue`` from ``run`` and all under it."""
-    return ("queue", run, queue)
+def line(queue: str, run: str, *, below: bool = True) -> Topic:
+    """Where workers stand who take jobs of ``queue`` from ``run`` and, or not, all under it."""
+    return ("queue", run, queue) if below else ("queue", run, queue, "alone")
 
 
 def group_line(run: str) -> Topic:
@@ -179,8 +179,9 @@ def admit(tx: Tx, request: wire.QueuesAdmit) -> wire.JobsGranted | Parked:
     size = 0
     for source, wanted in enumerate(request.queues):
         run = runs.active(tx, wanted.run)
-        lines.append(line(wanted.queue, run.run))
-        for _ in range(wanted.places):
+        lines.append(line(wanted.queue, run.run, below=wanted.below))
+        behind = not wanted.below and tx.ahead(line(wanted.queue, run.run))  # it was woken before those of that line
+        for _ in range(0 if behind else wanted.places):
             found = _next(tx, wanted.queue, run, blocked, below=wanted.below)
             if found is None:
                 break
@@ -494,5 +495,6 @@ def _ended(tx: Tx, job: jobs.Job, event: str, **more: object) -> wire.JobView:
 
 
 def _wake(tx: Tx, queue: str, run: runs.Run) -> None:
+    tx.wake(line(queue, run.run, below=False))
     for each in runs.above(run):
         tx.wake(line(queue, each))

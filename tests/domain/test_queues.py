@@ -568,3 +568,42 @@ def test_a_delayed_job_of_an_ended_run_wakes_nobody(h: Harness, a: Client, w: Cl
     a.ask(wire.RunsEnd(run=below, state="stopped"))
     h.pass_ms(60_000)
     assert waits.reply is None
+
+
+def test_a_worker_of_one_run_alone_takes_no_jobs_of_those_under_it(h: Harness, a: Client, w: Client, run: str) -> None:
+    below = a.ask(wire.RunsChild(parent=run)).run
+    beside = a.ask(wire.RunsJoin(name="other")).run
+    for where, key in ((below, "1"), (beside, "2"), (run, "3"), (run, "4")):
+        a.ask(send(where, key))
+    alone = wire.QueuesAdmit(queues=(wire.AdmitFrom(run=run, queue="q", places=9, below=False),))
+    assert [grant.key for grant in w.ask(alone).jobs] == ["3", "4"]
+    waits = w.waits(alone)
+    a.ask(send(below, "5"))
+    assert waits.reply is None, "a job below wakes it for nothing"
+    a.ask(send(run, "6"))
+    assert [grant.key for grant in waits.reply.jobs] == ["6"]
+    assert [grant.key for grant in w.ask(admit(run, places=9)).jobs] == ["1", "5"]
+
+
+def test_a_worker_that_wants_nothing_of_below_does_not_hold_up_one_that_does(a: Client, w: Client, run: str) -> None:
+    below = a.ask(wire.RunsChild(parent=run)).run
+    alone = w.waits(wire.QueuesAdmit(queues=(wire.AdmitFrom(run=run, queue="q", below=False),)))
+    behind = w.waits(admit(run))
+    a.ask(send(below, "1"))
+    assert alone.reply is None
+    assert [grant.key for grant in behind.reply.jobs] == ["1"]
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_job_of_a_run_goes_to_its_oldest_worker_whether_it_takes_those_below_or_not(
+    a: Client, w: Client, run: str, first: bool
+) -> None:
+    waits = [
+        w.waits(wire.QueuesAdmit(queues=(wire.AdmitFrom(run=run, queue="q", below=below),)))
+        for below in (first, not first, first)
+    ]
+    for number in range(3):
+        a.ask(send(run, str(number)))
+        assert [len(request.reply.jobs) if request.reply else 0 for request in waits] == [1] * (number + 1) + [0] * (
+            2 - number
+        )
