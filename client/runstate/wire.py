@@ -738,6 +738,7 @@ class GroupsEnded(WaitingRequest[GroupEnded], tag="groups.ended", kw_only=True, 
 class TimerView(Reply, tag="timer", frozen=True):
     """A timer."""
 
+    kept: ClassVar[bool] = True
     fired: bool
     fire_ms: int
     acked: bool = False
@@ -756,6 +757,7 @@ class TimersSleep(WaitingRequest[TimerView], tag="timers.sleep", kw_only=True, f
 class TimersAck(Request[TimerView], tag="timers.ack", frozen=True):
     """Somebody has gone on after a timer has fired. CONFLICT when it has not, or somebody has said so before."""
 
+    replayed: ClassVar[bool] = True
     run: Id
     name: Name
 

@@ -57,8 +57,7 @@ def acquire(tx: Tx, request: wire.OnceAcquire) -> wire.OnceGranted | wire.OnceDo
         return wire.OnceFailed(attempts=failures, error=error)
     place = line(run, key)
     if state == "held" or tx.ahead(place):
-        late = wire.OnceHeld(attempts=failures)
-        return Parked(lines=(place,), signals=(place, runs.signal(run)), late=late)
+        return _wait(run, key)
     token = leases.grant(tx, KIND, key, run, request.lease_ms)
     changed = tx.run(
         "INSERT INTO once_keys (run, key, state) VALUES (:run, :key, 'held')"
@@ -84,9 +83,7 @@ def look(tx: Tx, request: wire.OnceGet) -> wire.OnceOpen | wire.OnceHeld | wire.
         return wire.OnceFailed(attempts=failures, error=error)
     if state == "open":
         return wire.OnceOpen(attempts=failures)
-    place = line(run, key)
-    late = wire.OnceHeld(attempts=failures)
-    return Parked(lines=(place,), signals=(place, runs.signal(run)), late=late)
+    return _wait(run, key)
 
 
 def complete(tx: Tx, request: wire.OnceComplete) -> wire.OnceDone | Refusal:
@@ -175,6 +172,15 @@ def tidy(tx: Tx, run: str, many: int) -> int:
 
 
 # ---------------------------------------------------------------------------------------------------- helpers
+
+
+def _wait(run: str, key: str) -> Parked:
+    def late(tx: Tx) -> wire.OnceHeld:
+        row = tx.one("SELECT failures FROM once_keys WHERE run = :run AND key = :key", run=run, key=key)
+        return wire.OnceHeld(attempts=row[0] if row else 0)
+
+    place = line(run, key)
+    return Parked(lines=(place,), signals=(place, runs.signal(run)), late=late)
 
 
 def _drop(tx: Tx, run: str, key: str, token: int) -> leases.Lease | None:

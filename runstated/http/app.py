@@ -130,7 +130,9 @@ class App:
             status, answer = await row.handle(call)
             return Response(status_code=status) if answer is None else _json(status, answer)
 
-        return Route("/v1/spaces/{spaceId}" + row.path, self._answered(work), methods=[row.method])
+        route = Route("/v1/spaces/{spaceId}" + row.path, self._answered(work), methods=[row.method])
+        route.methods = {row.method}  # without the HEAD that comes with a GET: an endpoint has one method
+        return route
 
     async def _healthz(self, request: Request, access: Access | None) -> Response:
         trouble = await self._health.check()

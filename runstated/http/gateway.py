@@ -147,6 +147,8 @@ class Gateway:
         name = _session_name(access, worker)
         door = self._doors.get(name)
         if door is None:
+            if self.engine.trouble is not None:  # the session would be opened only when the disk works again
+                raise NotReady(f"writes fail: {self.engine.trouble}")
             door = self._doors[name] = Door(self, name)
             first = new_request_id()
             hello = wire.Hello(protocol=PROTOCOL, protocol_min=PROTOCOL_MIN, session=name, worker=worker)

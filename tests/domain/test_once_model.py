@@ -133,7 +133,8 @@ class OnceMachine(RuleBasedStateMachine):
         lapsed = [token for token, held in self.model.holds.items() if held.expires <= now]
         opened = [self.let_go(token) for token in lapsed]
         for wait in [wait for wait in self.model.waits if wait.until is not None and wait.until <= now]:
-            assert wait.request.replies == [wire.OnceHeld()]
+            failures = self.model.keys[wait.key].failures
+            assert wait.request.replies == [wire.OnceHeld(attempts=failures)]
             self.model.waits.remove(wait)
         for key in opened:
             if key is not None:
@@ -152,7 +153,7 @@ class OnceMachine(RuleBasedStateMachine):
         elif state.state == "open":
             self.granted(request, asked.key, asked.lease_ms)
         elif asked.wait_ms == 0:
-            assert request.reply == wire.OnceHeld()
+            assert request.reply == wire.OnceHeld(attempts=state.failures)
         elif asked.within and self.model.leads_to(state.token or 0, asked.within):
             assert request.reply.code == "DEADLOCK"
         else:

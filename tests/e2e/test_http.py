@@ -96,7 +96,7 @@ class Api:
         return self.call("POST", "/tasks/admit", body, **headers)
 
     def send(self, queue: str, value: Any, **headers: str | None) -> Reply:
-        body = {"scopeId": self.run, "mailboxId": queue, "taskKey": f"k:{value}", "input": value}
+        body = {"scopeId": self.run, "mailboxId": queue, "taskKey": f"k:{str(value)[:9]}", "input": value}
         return self.call("POST", "/tasks", body, **headers)
 
     def waits(self) -> int:

@@ -121,6 +121,8 @@ def story(h: Faulty) -> list[Any]:
     said += [answered(request) for request in waits]
     failing = wire.OnceAcquire(run=run, key="fails")
     token = ask(a, failing).token
+    ask(c, wire.Renew(token=token, lease_ms=LEASE_MS))
+    said.append(ask(c, wire.OnceGet(run=run, key="fails", wait_ms=0)))
     waits = [start(b, failing), start(c, failing)]
     said.append(ask(a, wire.OnceFail(run=run, key="fails", token=token, error="E")))
     b.die()
@@ -180,7 +182,9 @@ def shared_things(h: Faulty, a: Client, run: str) -> list[Any]:
         start(e, wire.BarriersArrive(run=run, name="b", count=2, worker="e")),
     ]
     said.append([ask(a, wire.LimitsGet(limit="api")).waiting, ask(a, wire.SlotsGet(pool="gpu")).holders])
+    said.append(ask(a, wire.BarriersDeclare(run=run, name="b", count=2)))
     ask(d, wire.BarriersArrive(run=run, name="b", count=2, worker="d"))
+    said.append(ask(a, wire.BarriersGet(run=run, name="b")))
     ask(d, wire.Release(token=token))
     # A job with three needs, blocked by a limit; served by the next window.
     needs = wire.Needs(
@@ -199,6 +203,7 @@ def shared_things(h: Faulty, a: Client, run: str) -> list[Any]:
     costs = {grant.reservations[0]: 25}
     said.append(ask(d, wire.QueuesComplete(job=grant.job, token=grant.token, result="1", costs=costs)))
     said.append([type(answered(request)).__name__ for request in (*waits, ended, heard)])
+    said.append(ask(a, wire.TimersAck(run=run, name="t")))
     # Money: settled in parts, over what is left, released, left behind by the dead.
     held = [ask(d, wire.BudgetsReserve(run=run, budget="llm", amount_minor=n)) for n in (10, 20, 30)]
     settle = wire.BudgetsSettle(reservation=held[0].reservation, cost_minor=5, work_key="1", keep_rest=True)
