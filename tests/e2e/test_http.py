@@ -7,14 +7,18 @@ import json
 import os
 import signal
 import socket
+import ssl
+import subprocess
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.daemons import PATIENCE_S
 from tests.e2e.support import Daemon, eventually
+from tests.e2e.test_tcp import OPENSSL
 
 Reply = tuple[int, Any]
 
@@ -411,3 +415,25 @@ def test_our_client_and_http_share_queues_and_keys(api: Api) -> None:
     done = {"token": job["token"], "result": {"payload": job["payload"] * 2}}
     api.good("POST", f"/messages/{job['messageId']}/complete", done)
     program.expect("42", "{'by': 'http'}")
+
+
+def test_https_with_a_certificate_of_ones_own(no_daemon: Daemon, tmp_path: Path) -> None:
+    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    made = subprocess.run([*OPENSSL, "-keyout", str(key), "-out", str(certificate)], capture_output=True, text=True)
+    assert made.returncode == 0, made.stderr
+    no_daemon.environ |= {
+        "RUNSTATED_HTTP": "127.0.0.1:0",
+        "RUNSTATED_TLS_CERT": str(certificate),
+        "RUNSTATED_TLS_KEY": str(key),
+    }
+    no_daemon.start()
+    port = int(no_daemon.running().http.rpartition(":")[2])
+    trusted = ssl.create_default_context(cafile=str(certificate))
+    connection = http.client.HTTPSConnection("localhost", port, timeout=PATIENCE_S, context=trusted)
+    connection.request("GET", "/healthz")
+    assert Response(connection).status == 200
+    plain = http.client.HTTPConnection("localhost", port, timeout=PATIENCE_S)
+    plain.request("GET", "/healthz")
+    with pytest.raises((http.client.HTTPException, OSError)):
+        plain.getresponse()
+    plain.close()
