@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from runstate import wire
-from runstated.http.call import Answer, Body, Call, Nothing, endpoint
+from runstated.http.call import Answer, Body, Call, endpoint
 from runstated.http.fields import Holder, TtlSeconds, name_in
 from runstated.http.names import from_id, to_id
+from runstated.http.waiting import WaiterState
 
 
 class Sizes(Body, frozen=True):
@@ -28,17 +29,6 @@ class Wait(Body, frozen=True):
     units: wire.Units = 1
     holder: Holder = ""
     ttl_seconds: TtlSeconds = 3_600
-
-
-class WaiterState(Answer, frozen=True):
-    """WAITING; GRANTED (of a limit) or SIGNALED (of slots); EXPIRED, CANCELLED or CLAIMED."""
-
-    waiter_id: str
-    state: str
-
-
-class State(Answer, frozen=True):
-    state: str
 
 
 def view(limit: wire.LimitView) -> Allowance:
@@ -79,15 +69,3 @@ async def wait(call: Call) -> WaiterState:
     assert isinstance(request, wire.LimitsTake)
     waiter = await call.waiters.start(call.access, body.holder, body.scope_id, request, request_id)
     return WaiterState(waiter_id=waiter.id, state=waiter.state)
-
-
-@endpoint("GET", "/allowance-waiters/{waiterId}", State)
-async def waiting(call: Call) -> State:
-    """How a waiting call stands."""
-    return State(state=await call.waiters.state(call.access, call.path["waiterId"]))
-
-
-@endpoint("POST", "/allowance-waiters/{waiterId}/cancel", State, Nothing)
-async def cancel(call: Call) -> State:
-    """Its caller has given up; a grant that won the race stands."""
-    return State(state=await call.waiters.cancel(call.access, call.path["waiterId"]))

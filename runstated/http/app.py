@@ -23,7 +23,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from runstated.http import allowances, budgets, once, permits, queues, runs, timing, watch
+from runstated.http import allowances, budgets, once, permits, queues, runs, timing, waiting, watch
 from runstated.http.call import TABLE, Answer, Body, Call, Endpoint
 from runstated.http.errors import ApiError, ClientGone, NotReady
 from runstated.http.gateway import Gateway
@@ -36,7 +36,17 @@ from runstated.store.tx import Access
 
 log = logging.getLogger(__name__)
 
-NOUNS = (runs, once, allowances, permits, budgets, queues, timing, watch)  # each has entered its rows into the table
+NOUNS = (
+    runs,
+    once,
+    allowances,
+    permits,
+    budgets,
+    queues,
+    timing,
+    waiting,
+    watch,
+)  # each has entered its rows
 BODY_BYTES_MAX = 2 * 1024 * 1024
 BODY_S = 10.0  # a client that has not sent its body by now sends nothing
 KEY_CHARS_MAX = 255

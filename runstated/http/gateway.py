@@ -9,7 +9,6 @@ nobody waits for any more is cancelled, unless a repeat of it (the same Idempote
 import asyncio
 import hashlib
 import secrets
-from collections.abc import Callable
 from typing import Any
 
 from runstate import wire
@@ -79,9 +78,8 @@ class Door:
 class Gateway:
     """See the module. All methods belong to the loop's thread."""
 
-    def __init__(self, engine: Engine, sessions: Sessions, may_serve: Callable[[], bool]) -> None:
+    def __init__(self, engine: Engine, sessions: Sessions) -> None:
         self.engine = engine
-        self._may_serve = may_serve
         self._sessions = sessions
         self._doors: dict[str, Door] = {}
         self._closing = False
@@ -103,7 +101,7 @@ class Gateway:
         self, access: Access, worker: str, request: wire.Request[Any], request_id: int
     ) -> tuple[Door, Pending]:
         """Hands a request to the engine; one that is pending under this id already is joined."""
-        if self._closing or not self._may_serve():
+        if self._closing:
             raise NotReady("the daemon is about to stop")
         door = await self._door(access, worker)
         pending = door.pending.get(request_id)

@@ -37,10 +37,14 @@ class Server(uvicorn.Server):
 class Protocol(H11Protocol):
     """uvicorn waits for ever for the head of a first request; a slow client must not keep a descriptor."""
 
+    may_serve: Callable[[], bool]
     _head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        if not self.may_serve():
+            transport.close()  # our lock or socket was taken away: another daemon may serve by now
+            return
         sock = transport.get_extra_info("socket")
         if sock is not None:
             listening.keep_alive(sock)
@@ -87,11 +91,11 @@ class HttpListener:
         key: Path | None,
     ) -> HttpListener:
         """Returns when it accepts."""
-        gateway = Gateway(engine, sessions, may_serve)
+        gateway = Gateway(engine, sessions)
         bound: Endpoint = listening.bound_to(sock)
         config = uvicorn.Config(
             App(gateway, bound, version),
-            http=Protocol,
+            http=type("GuardedProtocol", (Protocol,), {"may_serve": staticmethod(may_serve)}),
             ws="none",
             lifespan="off",
             loop="none",

@@ -7,9 +7,10 @@ from typing import Any
 import msgspec
 
 from runstate import wire
+from runstated.http import holds
 from runstated.http.call import Answer, Body, Call, endpoint
 from runstated.http.fields import ErrorText, Holder, LeaseSeconds, TokenText, WaitMs, null
-from runstated.http.names import compact, from_token, to_iso, to_token
+from runstated.http.names import compact, from_token, to_token
 
 UNSET = msgspec.UNSET
 
@@ -57,10 +58,6 @@ class KeyState(Answer, frozen=True):
     last_error: str | msgspec.UnsetType = UNSET
 
 
-class Renewed(Answer, frozen=True):
-    lease_expires_at: str
-
-
 def view(reply: Any) -> KeyState:
     if isinstance(reply, wire.OnceGranted):
         return KeyState(state="ACQUIRED", token=to_token(reply.token), attempts=reply.attempt - 1)
@@ -91,12 +88,10 @@ async def look(call: Call) -> KeyState:
     return view(await call.ask(wire.OnceGet(run=body.scope_id, key=body.key, wait_ms=body.wait_ms)))
 
 
-@endpoint("POST", "/once/renew", Renewed, Renew)
-async def renew(call: Call) -> Renewed:
+@endpoint("POST", "/once/renew", holds.Renewed, Renew)
+async def renew(call: Call) -> holds.Renewed:
     """Renews the hold."""
-    body = call.body
-    reply = await call.ask(wire.Renew(token=from_token(body.token), lease_ms=body.lease_seconds * 1000))
-    return Renewed(lease_expires_at=to_iso(reply.lease_expires_ms))
+    return await holds.renewed(call)
 
 
 @endpoint("POST", "/once/complete", KeyState, Complete)

@@ -7,13 +7,13 @@ from typing import Annotated
 from msgspec import Meta
 
 from runstate import wire
-from runstated.http.allowances import State, WaiterState
-from runstated.http.call import Answer, Body, Call, Done, Nothing, endpoint
+from runstated.http.call import Answer, Body, Call, Done, endpoint
 from runstated.http.errors import ApiError
 from runstated.http.fields import Holder, LeaseSeconds, TokenText, name_in
-from runstated.http.names import from_id, from_token, to_id, to_iso, to_token
-from runstated.http.once import Renewed
+from runstated.http.holds import Renew, Renewed, renewed
+from runstated.http.names import from_id, from_token, to_id, to_token
 from runstated.http.waiters import CLAIM_MS
+from runstated.http.waiting import WaiterState
 
 
 class Size(Body, frozen=True):
@@ -46,11 +46,6 @@ class Wait(Body, frozen=True):
 class Grant(Answer, frozen=True):
     grant_id: str
     token: str
-
-
-class Renew(Body, frozen=True):
-    token: TokenText
-    lease_seconds: LeaseSeconds = 30
 
 
 class Release(Body, frozen=True):
@@ -104,24 +99,11 @@ async def wait(call: Call) -> WaiterState:
     return WaiterState(waiter_id=waiter.id, state=waiter.state)
 
 
-@endpoint("GET", "/permit-waiters/{waiterId}", State)
-async def waiting(call: Call) -> State:
-    """How a waiting call stands."""
-    return State(state=await call.waiters.state(call.access, call.path["waiterId"]))
-
-
-@endpoint("POST", "/permit-waiters/{waiterId}/cancel", State, Nothing)
-async def cancel(call: Call) -> State:
-    """Its caller has given up; what was promised goes to the next in line."""
-    return State(state=await call.waiters.cancel(call.access, call.path["waiterId"]))
-
-
 @endpoint("POST", "/grants/{grantId}/renew", Renewed, Renew)
 async def renew(call: Call) -> Renewed:
     """Renews the hold."""
-    token = _token(call)
-    reply = await call.ask(wire.Renew(token=token, lease_ms=call.body.lease_seconds * 1000))
-    return Renewed(lease_expires_at=to_iso(reply.lease_expires_ms))
+    _token(call)
+    return await renewed(call)
 
 
 @endpoint("POST", "/grants/{grantId}/release", Done, Release)

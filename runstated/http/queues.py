@@ -20,8 +20,8 @@ from runstated.http.fields import (
     null,
     queue_of,
 )
+from runstated.http.holds import Renew, Renewed, renewed
 from runstated.http.names import compact, from_token, to_id, to_iso, to_token
-from runstated.http.once import Renewed
 
 STATES = {"ready": "QUEUED", "delayed": "QUEUED"}
 
@@ -89,11 +89,6 @@ class Delivery(Answer, frozen=True):
     lease_expires_at: str
     grants: tuple[str, ...] = ()
     consumptions: tuple[str, ...] = ()
-
-
-class Renew(Body, frozen=True):
-    token: TokenText
-    lease_seconds: LeaseSeconds = 30
 
 
 class Result(msgspec.Struct, rename="camel", frozen=True):
@@ -187,9 +182,7 @@ async def admit(call: Call) -> Delivery | None:
 @endpoint("POST", "/messages/{messageId}/renew", Renewed, Renew)
 async def renew(call: Call) -> Renewed:
     """Renews the delivery, with the slots that go with it."""
-    body = call.body
-    reply = await call.ask(wire.Renew(token=from_token(body.token), lease_ms=body.lease_seconds * 1000))
-    return Renewed(lease_expires_at=to_iso(reply.lease_expires_ms))
+    return await renewed(call)
 
 
 @endpoint("POST", "/messages/{messageId}/complete", Task, Complete)
