@@ -21,6 +21,7 @@ WITHOUT_EFFECT = (wire.Error, wire.OnceHeld, wire.OnceOpen, wire.OnceFailed, wir
 KEPT_MS = 24 * 3_600_000  # of a request that asks for it, whatever becomes of its session
 KEPT_MAX = 20_000  # of these; some 5 MB
 REMOVED_IN_ONE_STEP = 500
+OLDEST_KEPT = "SELECT until_ms FROM replies WHERE until_ms IS NOT NULL ORDER BY until_ms LIMIT 1"
 
 
 class OtherRequest(Refusal):
@@ -56,14 +57,18 @@ def tick(tx: Tx) -> int | None:
     """Removes what has been kept long enough, and the oldest of too many; when to look again."""
     many = tx.one("SELECT count(*) FROM replies WHERE until_ms IS NOT NULL")
     surplus = min(REMOVED_IN_ONE_STEP, max(0, (many[0] if many else 0) - KEPT_MAX))
-    for before, limit in ((tx.now_ms, REMOVED_IN_ONE_STEP), (2**62, surplus)):
+    first = tx.one(OLDEST_KEPT)
+    due = REMOVED_IN_ONE_STEP if first is not None and first[0] <= tx.now_ms else 0
+    for before, limit in ((tx.now_ms, due), (2**62, surplus)):
+        if not limit:
+            continue
         tx.run(
             "DELETE FROM replies WHERE (session, request) IN (SELECT session, request FROM replies"
             " WHERE until_ms IS NOT NULL AND until_ms <= :before ORDER BY until_ms LIMIT :limit)",
             before=before,
             limit=limit,
         )
-    first = tx.one("SELECT until_ms FROM replies WHERE until_ms IS NOT NULL ORDER BY until_ms LIMIT 1")
+        first = tx.one(OLDEST_KEPT)
     return first[0] if first else None
 
 
