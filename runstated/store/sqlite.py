@@ -170,6 +170,9 @@ def _pragmas(connection: sqlite3.Connection) -> None:
 def _read_only(connection: sqlite3.Connection) -> None:
     connection.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
     connection.execute("PRAGMA query_only = ON")
+    # A first read joins the WAL. Else the writer's connection, given up on a full disk, is the last one in it and takes
+    # its index file along; a new index needs room, so that nothing could be looked at until the disk has some again.
+    connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
 
 
 def _keep(connection: sqlite3.Connection) -> None:

@@ -260,6 +260,22 @@ def test_a_store_is_reopened_after_its_connection_was_given_up(tmp_path: Path) -
     play(run())
 
 
+def test_the_index_of_the_wal_stays_when_the_writer_is_given_up_before_any_read(tmp_path: Path) -> None:
+    """A new one needs room: on a full disk nothing could be read any more."""
+
+    async def run() -> None:
+        store = await Store.open(tmp_path / "db")
+        index = tmp_path / "db-shm"
+        before = index.stat().st_ino
+        await store.reopen()
+        after = index.stat().st_ino if index.exists() else None
+        found = await store.read(count)
+        await store.close()
+        assert (after, found) == (before, 0)
+
+    play(run())
+
+
 def test_two_writes_after_a_lost_connection_open_one(tmp_path: Path) -> None:
     async def run() -> None:
         store = await Store.open(tmp_path / "db")
