@@ -12,7 +12,7 @@ import threading
 
 from . import framing
 
-RECEIVE_BYTES = 256 * 1024
+RECEIVE_BYTES = 64 * 1024
 _DONT_WAIT = socket.MSG_DONTWAIT
 WRITABLE_MS = 1_000  # between two looks whether a socket that takes nothing has been given up meanwhile
 
