@@ -38,6 +38,11 @@ ALTER TABLE replies ADD COLUMN until_ms BIGINT;
 CREATE INDEX replies_due ON replies (until_ms) WHERE until_ms IS NOT NULL;
 """
 
+# Events are read by their numbers only.
+EVENTS_WITHOUT_INDEX = """
+DROP INDEX events_of_run;
+"""
+
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (SCHEMA, sessions.SCHEMA, leases.SCHEMA, runs.SCHEMA, once.SCHEMA, queues.SCHEMA),
     (
@@ -56,6 +61,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (runs.SCHEMA_TIDIED,),
     (REPLIES_KEPT, timers.SCHEMA_ACKED),
     (queues.SCHEMA_TIDIED,),
+    (EVENTS_WITHOUT_INDEX,),
 )
 VERSION = len(MIGRATIONS)
 
@@ -83,7 +89,8 @@ def statements() -> list[str]:
 # write in nearly every batch: a 64-bit integer key is the row's own place if it is spelt INTEGER, and a table of short
 # rows can be kept in its key's order.
 _SHORT_ROWS = tuple(
-    f"CREATE TABLE {table}" for table in ("counters", "replies", "queue_counts", "queue_needs", "units", "arrivals")
+    f"CREATE TABLE {table}"
+    for table in ("counters", "replies", "queue_counts", "queue_needs", "units", "arrivals", "once_keys")
 )
 
 

@@ -214,7 +214,7 @@ def test_every_statement_of_the_schema_is_postgresql_too() -> None:
     for statement in schema.statements():
         (parsed,) = sqlglot.parse(statement, read="postgres")
         assert parsed is not None
-        assert parsed.key in ("create", "alter", "insert"), statement
+        assert parsed.key in ("create", "alter", "insert", "drop"), statement
 
 
 def test_every_statement_executed_is_postgresql_too(executed: set[str]) -> None:
@@ -224,7 +224,7 @@ def test_every_statement_executed_is_postgresql_too(executed: set[str]) -> None:
             continue
         (parsed,) = sqlglot.parse(sql, read="postgres", error_level=sqlglot.ErrorLevel.RAISE)
         assert parsed is not None
-        assert parsed.key in ("select", "insert", "update", "delete", "alter"), sql
+        assert parsed.key in ("select", "insert", "update", "delete", "alter", "drop"), sql
         assert "?" not in sql, "parameters are named"
 
 
