@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from runstate import wire
 from runstated.http.call import Answer, Body, Call, endpoint
+from runstated.http.errors import ApiError
 from runstated.http.fields import Holder, TtlSeconds, name_in
 from runstated.http.names import from_id, to_id
-from runstated.http.waiting import WaiterState
+from runstated.http.waiting import WaiterState, state_of
 
 
 class Sizes(Body, frozen=True):
@@ -14,6 +15,24 @@ class Sizes(Body, frozen=True):
 
     units_limit: wire.Units | None = None
     window_seconds: wire.WindowSeconds | None = None
+
+
+class Create(Body, frozen=True):
+    name: wire.Name
+    units_limit: wire.Units
+    window_seconds: wire.WindowSeconds
+
+
+class Consume(Body, frozen=True):
+    scope_id: wire.Id
+    units: wire.Units = 1
+    holder: Holder = ""
+
+
+class Consumption(Answer, frozen=True):
+    consumption_id: str
+    units: int
+    remaining: int
 
 
 class Allowance(Answer, frozen=True):
@@ -44,11 +63,18 @@ def view(limit: wire.LimitView) -> Allowance:
 @endpoint("PUT", "/allowances/by-name/{name}", Allowance, Sizes)
 async def declare(call: Call) -> Allowance:
     """Looks up, verifies or creates a limit."""
+    return await _declared(call, name_in(call.path["name"]))
+
+
+@endpoint("POST", "/allowances", Allowance, Create, status=201)
+async def create(call: Call) -> Allowance:
+    """Creates a limit, or verifies the one that exists: CONFLICT for other sizes."""
+    return await _declared(call, call.body.name)
+
+
+async def _declared(call: Call, name: str) -> Allowance:
     body = call.body
-    request = wire.LimitsDeclare(
-        limit=name_in(call.path["name"]), max=body.units_limit, per_seconds=body.window_seconds
-    )
-    return view(await call.ask(request))
+    return view(await call.ask(wire.LimitsDeclare(limit=name, max=body.units_limit, per_seconds=body.window_seconds)))
 
 
 @endpoint("GET", "/allowances/{allowanceId}", Allowance)
@@ -56,6 +82,19 @@ async def look(call: Call) -> Allowance:
     """A limit, and what is left of its present window."""
     (name,) = from_id("l", "allowance", call.path["allowanceId"])
     return view(await call.ask(wire.LimitsGet(limit=name)))
+
+
+@endpoint("POST", "/allowances/{allowanceId}/consume", Consumption, Consume)
+async def consume(call: Call) -> Consumption:
+    """Takes units without waiting: ALLOWANCE_EXHAUSTED when there are none, or when others wait for them."""
+    body = call.body
+    (name,) = from_id("l", "allowance", call.path["allowanceId"])
+    take = wire.LimitsTake(run=body.scope_id, limit=name, units=body.units, wait_ms=0)
+    reply = await call.ask(take, worker=body.holder)
+    if isinstance(reply, wire.LimitBusy):
+        raise ApiError("ALLOWANCE_EXHAUSTED", f"the limit {name} has no {body.units} units left in this window")
+    limit = await call.ask(wire.LimitsGet(limit=name))
+    return Consumption(consumption_id=call.own_name("use"), units=body.units, remaining=limit.max - limit.used)
 
 
 @endpoint("POST", "/allowances/{allowanceId}/wait", WaiterState, Wait)
@@ -68,4 +107,4 @@ async def wait(call: Call) -> WaiterState:
     )
     assert isinstance(request, wire.LimitsTake)
     waiter = await call.waiters.start(call.access, body.holder, body.scope_id, request, request_id)
-    return WaiterState(waiter_id=waiter.id, state=waiter.state)
+    return state_of(waiter)

@@ -23,7 +23,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from runstated.http import allowances, budgets, once, permits, queues, runs, timing, waiting, watch
+from runstated.http import allowances, budgets, claims, once, permits, queues, runs, timing, waiting, watch
 from runstated.http.call import TABLE, Answer, Body, Call, Endpoint
 from runstated.http.errors import ApiError, ClientGone, NotReady
 from runstated.http.gateway import Gateway
@@ -39,6 +39,7 @@ log = logging.getLogger(__name__)
 NOUNS = (
     runs,
     once,
+    claims,
     allowances,
     permits,
     budgets,

@@ -19,6 +19,13 @@ class Sizes(Body, frozen=True):
     scale: wire.Scale | None = None
 
 
+class Create(Body, frozen=True):
+    name: wire.Name
+    limit_minor: Digits
+    currency: wire.Currency
+    scale: wire.Scale
+
+
 class Reservation(Answer, frozen=True):
     """`state`: ACTIVE, SETTLED or RELEASED."""
 
@@ -102,9 +109,19 @@ def view(budget: wire.BudgetView) -> Budget:
 @endpoint("PUT", "/budgets/by-name/{name}", Budget, Sizes)
 async def declare(call: Call) -> Budget:
     """Looks up, verifies or creates a budget."""
+    return await _declared(call, name_in(call.path["name"]))
+
+
+@endpoint("POST", "/budgets", Budget, Create, status=201)
+async def create(call: Call) -> Budget:
+    """Creates a budget, or verifies the one that exists: CONFLICT for another limit."""
+    return await _declared(call, call.body.name)
+
+
+async def _declared(call: Call, name: str) -> Budget:
     body = call.body
     request = wire.BudgetsDeclare(
-        budget=name_in(call.path["name"]),
+        budget=name,
         limit_minor=None if body.limit_minor is None else amount("limitMinor", body.limit_minor),
         currency=body.currency,
         scale=body.scale,

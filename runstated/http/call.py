@@ -70,6 +70,11 @@ class Call:
     def steady_ms(self) -> int:
         return self.gateway.engine.clock.steady_ms()
 
+    def own_name(self, kind: str) -> str:
+        """A name for something that its caller has not named: the same for each repeat of this call."""
+        key = self.idempotency_key
+        return f"{kind}-{request_id_of(f'{self.access.key} {key}', 0) if key else new_request_id():x}"
+
     def prepare(self, request: wire.Request[Any]) -> tuple[wire.Request[Any], int]:
         """The request as a repeat of this call would send it again, and its id."""
         if self.request.method == "GET":

@@ -3,8 +3,16 @@
 from runstate import wire
 from runstate.errors import STATUSES
 
-ONLY_HERE = {"STALE_CLAIM": 409, "CAPACITY_UNAVAILABLE": 409, "CURSOR_EXPIRED": 410, "METHOD_NOT_ALLOWED": 405}
+ONLY_HERE = {
+    "STALE_CLAIM": 409,
+    "CLAIM_HELD": 409,
+    "CAPACITY_UNAVAILABLE": 409,
+    "ALLOWANCE_EXHAUSTED": 429,
+    "CURSOR_EXPIRED": 410,
+    "METHOD_NOT_ALLOWED": 405,
+}
 CODES = {"LEASE_LOST": "STALE_CLAIM", "DEADLOCK": "CONFLICT"}  # codes of the wire that have another name here
+OTHER_REQUEST = "this Idempotency-Key was used for another request"
 
 
 class ApiError(Exception):
@@ -29,4 +37,6 @@ def from_wire(error: wire.Error) -> Exception:
     """The exception for a refusal of the wire."""
     if error.code == "UNAVAILABLE":
         return NotReady(error.message)
+    if error.code == "IDEMPOTENCY_CONFLICT":
+        return ApiError(error.code, OTHER_REQUEST)
     return ApiError(CODES.get(error.code, error.code), error.message)

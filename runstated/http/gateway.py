@@ -14,7 +14,7 @@ from typing import Any
 from runstate import wire
 from runstate.wire import PROTOCOL, PROTOCOL_MIN
 from runstated.engine import Engine
-from runstated.http.errors import ApiError, NotReady, from_wire
+from runstated.http.errors import OTHER_REQUEST, ApiError, NotReady, from_wire
 from runstated.sessions import HelloRefused, Origin, Sessions
 from runstated.store.tx import Access
 
@@ -111,7 +111,7 @@ class Gateway:
                 door.timer.cancel()
             self.engine.ask(door.name, access, request_id, request)
         elif pending.request != request:
-            raise ApiError("IDEMPOTENCY_CONFLICT", "this Idempotency-Key was used for another request")
+            raise ApiError("IDEMPOTENCY_CONFLICT", OTHER_REQUEST)
         return door, pending
 
     def cancel(self, door: Door, pending: Pending) -> None:

@@ -19,6 +19,7 @@ REFUSALS = {
     405: "The path does not have this method",
     409: "It conflicts with what there is: see the code",
     410: "The cursor is too old",
+    429: "There is nothing left of it now",
     500: "The daemon failed",
 }
 NOT_READY = "The daemon is about to stop, or cannot write: send the same again"

@@ -13,7 +13,7 @@ from runstated.http.fields import Holder, LeaseSeconds, TokenText, name_in
 from runstated.http.holds import Renew, Renewed, renewed
 from runstated.http.names import from_id, from_token, to_id, to_token
 from runstated.http.waiters import CLAIM_MS
-from runstated.http.waiting import WaiterState
+from runstated.http.waiting import WaiterState, state_of
 
 
 class Size(Body, frozen=True):
@@ -22,10 +22,18 @@ class Size(Body, frozen=True):
     units: wire.Units | None = None
 
 
+class Create(Body, frozen=True):
+    name: wire.Name
+    units: wire.Units
+
+
 class Permit(Answer, frozen=True):
+    """`units` and `unitsTotal` are the same, as different SDKs call it."""
+
     id: str
     name: str
     units: int
+    units_total: int
 
 
 class Acquire(Body, frozen=True):
@@ -55,8 +63,18 @@ class Release(Body, frozen=True):
 @endpoint("PUT", "/permits/by-name/{name}", Permit, Size)
 async def declare(call: Call) -> Permit:
     """Looks up, verifies or creates slots."""
-    pool = await call.ask(wire.SlotsDeclare(pool=name_in(call.path["name"]), max=call.body.units))
-    return Permit(id=to_id("p", pool.pool), name=pool.pool, units=pool.max)
+    return await _declared(call, name_in(call.path["name"]))
+
+
+@endpoint("POST", "/permits", Permit, Create, status=201)
+async def create(call: Call) -> Permit:
+    """Creates slots, or verifies those that exist: CONFLICT for another size."""
+    return await _declared(call, call.body.name)
+
+
+async def _declared(call: Call, name: str) -> Permit:
+    pool = await call.ask(wire.SlotsDeclare(pool=name, max=call.body.units))
+    return Permit(id=to_id("p", pool.pool), name=pool.pool, units=pool.max, units_total=pool.max)
 
 
 @endpoint("POST", "/permits/{permitId}/acquire", Grant, Acquire)
@@ -96,7 +114,7 @@ async def wait(call: Call) -> WaiterState:
     )
     assert isinstance(request, wire.SlotsAcquire)
     waiter = await call.waiters.start(call.access, body.holder, body.scope_id, request, request_id)
-    return WaiterState(waiter_id=waiter.id, state=waiter.state)
+    return state_of(waiter)
 
 
 @endpoint("POST", "/grants/{grantId}/renew", Renewed, Renew)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from runstate import wire
@@ -23,6 +25,7 @@ from runstated.http.fields import (
 from runstated.http.holds import Renew, Renewed, renewed
 from runstated.http.names import compact, from_token, to_id, to_iso, to_token
 
+ATTEMPTS = 5  # of a queue whose creator does not say
 STATES = {"ready": "QUEUED", "delayed": "QUEUED"}
 
 
@@ -33,18 +36,61 @@ class Declare(Body, frozen=True):
     requirements: Requirements | None = None
 
 
+class Create(Body, frozen=True):
+    """Of a queue `mode` changes nothing; a bound on what may wait there is not."""
+
+    name: wire.Name
+    mode: Literal["WORK", "INBOX"] = "WORK"
+    max_attempts: wire.Attempts = ATTEMPTS
+    backlog_limit: None = None
+
+
 class Mailbox(Answer, frozen=True):
     id: str
     name: str
     max_attempts: int
+    mode: str = "WORK"
 
 
 class Submit(Body, frozen=True):
+    """`deadline` and `workLimit` are refused: a job ends with its run and not before, and nobody counts the others."""
+
     scope_id: wire.Id
     mailbox_id: str
     task_key: wire.Key
     input: msgspec.Raw = msgspec.field(default_factory=null)
     requirements: Requirements | None = None
+    deadline: None = None
+    work_limit: None = None
+
+
+class Put(Body, frozen=True):
+    """`workKey`: which messages are the same; none: this one is like no other."""
+
+    scope_id: wire.Id
+    payload: msgspec.Raw = msgspec.field(default_factory=null)
+    work_key: wire.Key | None = None
+    deadline: None = None
+
+
+class Receive(Body, frozen=True):
+    scope_id: wire.Id
+    holder: Holder = ""
+    holder_session: Holder = ""
+    lease_seconds: LeaseSeconds = 30
+    wait_ms: WaitMs = 0
+
+
+class Message(Answer, frozen=True):
+    id: str
+    payload: msgspec.Raw
+    attempt: int
+    scope_id: str
+
+
+class Received(Answer, frozen=True):
+    message: Message
+    token: str
 
 
 class Task(Answer, frozen=True):
@@ -122,14 +168,23 @@ def view(job: wire.JobView) -> TaskView:
     )
 
 
+def mailbox(queue: wire.QueueView, mode: str = "WORK") -> Mailbox:
+    return Mailbox(id=to_id("q", queue.queue), name=queue.queue, max_attempts=queue.attempts, mode=mode)
+
+
 @endpoint("PUT", "/mailboxes/by-name/{name}", Mailbox, Declare)
 async def declare(call: Call) -> Mailbox:
     """Looks up, verifies or creates a queue."""
-    body = call.body
-    queue = await call.ask(
-        wire.QueuesDeclare(queue=name_in(call.path["name"]), attempts=body.max_attempts, needs=needs(body.requirements))
-    )
-    return Mailbox(id=to_id("q", queue.queue), name=queue.queue, max_attempts=queue.attempts)
+    body, name = call.body, name_in(call.path["name"])
+    request = wire.QueuesDeclare(queue=name, attempts=body.max_attempts, needs=needs(body.requirements))
+    return mailbox(await call.ask(request))
+
+
+@endpoint("POST", "/mailboxes", Mailbox, Create, status=201)
+async def create(call: Call) -> Mailbox:
+    """Creates a queue, or verifies the one that exists: CONFLICT for other attempts."""
+    request = wire.QueuesDeclare(queue=call.body.name, attempts=call.body.max_attempts)
+    return mailbox(await call.ask(request), call.body.mode)
 
 
 @endpoint("POST", "/tasks", Task, Submit, status=201)
@@ -155,18 +210,41 @@ async def look(call: Call) -> TaskView:
     return view(await call.ask(wire.QueuesResult(job=job, wait_ms=call.body.wait_ms)))
 
 
+@endpoint("POST", "/tasks/{taskId}/join", TaskView)
+@endpoint("POST", "/tasks/{taskId}/detach", TaskView)
+async def subscribe(call: Call) -> TaskView:
+    """A job. It does not matter who follows it: one that nobody follows is done, too."""
+    return view(await call.ask(wire.QueuesResult(job=checked_id(call.path["taskId"], "task"), wait_ms=0)))
+
+
+@endpoint("POST", "/mailboxes/{mailboxId}/messages", Message, Put, status=201)
+async def put(call: Call) -> Message:
+    """Submits a job whose outcome nobody asks for."""
+    body, text = call.body, compact(call.body.payload)
+    key = body.work_key or call.own_name("message")
+    queue = queue_of(call.path["mailboxId"])
+    job = await call.ask(wire.QueuesSend(run=body.scope_id, queue=queue, key=key, input=text))
+    return Message(id=job.job, payload=msgspec.Raw(text.encode()), attempt=job.attempt, scope_id=body.scope_id)
+
+
+@endpoint("POST", "/mailboxes/{mailboxId}/recv", Received, Receive, empty=True)
+async def receive(call: Call) -> Received | None:
+    """The oldest job of this run that has all it needs; 204 when the wait is over."""
+    grant = await _admitted(call, call.path["mailboxId"], below=False)
+    if grant is None:
+        return None
+    payload = msgspec.Raw(grant.input.encode())
+    message = Message(id=grant.job, payload=payload, attempt=grant.attempt, scope_id=grant.run)
+    return Received(message=message, token=to_token(grant.token))
+
+
 @endpoint("POST", "/tasks/admit", Delivery, Admit, empty=True)
 async def admit(call: Call) -> Delivery | None:
     """The oldest job that has all it needs; 204 when the wait is over."""
     body = call.body
-    lease_ms = body.lease_seconds * 1000
-    wanted = wire.AdmitFrom(
-        run=body.scope_id, queue=queue_of(body.mailbox_id), lease_ms=lease_ms, below=body.include_descendants
-    )
-    reply = await call.ask(wire.QueuesAdmit(queues=(wanted,), wait_ms=body.wait_ms), worker=body.holder)
-    if not reply.jobs:
+    grant = await _admitted(call, body.mailbox_id, below=body.include_descendants)
+    if grant is None:
         return None
-    grant = reply.jobs[0]
     return Delivery(
         message_id=grant.job,
         task_id=grant.job,
@@ -175,8 +253,19 @@ async def admit(call: Call) -> Delivery | None:
         payload=msgspec.Raw(grant.input.encode()),
         attempt=grant.attempt,
         reservations=grant.reservations,
-        lease_expires_at=to_iso(call.now_ms() + lease_ms),
+        lease_expires_at=to_iso(call.now_ms() + body.lease_seconds * 1000),
     )
+
+
+async def _admitted(call: Call, mailbox_id: str, *, below: bool) -> wire.JobGrant | None:
+    body = call.body
+    wanted = wire.AdmitFrom(
+        run=body.scope_id, queue=queue_of(mailbox_id), lease_ms=body.lease_seconds * 1000, below=below
+    )
+    reply: wire.JobsGranted = await call.ask(
+        wire.QueuesAdmit(queues=(wanted,), wait_ms=body.wait_ms), worker=body.holder
+    )
+    return reply.jobs[0] if reply.jobs else None
 
 
 @endpoint("POST", "/messages/{messageId}/renew", Renewed, Renew)

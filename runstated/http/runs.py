@@ -86,7 +86,7 @@ async def create(call: Call) -> Scope:
     body = call.body
     deadline_ms = None if body.deadline is None else to_ms(body.deadline)
     if body.parent_id is None:
-        name = body.name or f"scope-{call.request.state.request_id}"
+        name = body.name or call.own_name("scope")
         return view(await call.ask(wire.RunsJoin(name=name, deadline_ms=deadline_ms)))
     return view(
         await call.ask(

@@ -79,7 +79,17 @@ def barrier(run: str, name: str, view: wire.BarrierView) -> Barrier:
 @endpoint("PUT", "/timers/by-name/{name}", Timer, Sleep)
 async def sleep(call: Call) -> Timer:
     """A timer; does not wait."""
-    body, name = call.body, name_in(call.path["name"])
+    return await _set(call, name_in(call.path["name"]))
+
+
+@endpoint("POST", "/timers", Timer, Sleep, status=201)
+async def start(call: Call) -> Timer:
+    """A timer of its own, without a name that others could know."""
+    return await _set(call, call.own_name("timer"))
+
+
+async def _set(call: Call, name: str) -> Timer:
+    body = call.body
     if (body.after_seconds is None) == (body.at is None):
         raise ApiError("VALIDATION_FAILED", "a timer needs either afterSeconds or at")
     if body.after_seconds is not None and not 0 <= body.after_seconds <= 10**10:
@@ -104,7 +114,17 @@ async def ack(call: Call) -> Timer:
 @endpoint("PUT", "/barriers/by-name/{name}", Barrier, Meet)
 async def meet(call: Call) -> Barrier:
     """A barrier; does not arrive at it."""
-    body, name = call.body, name_in(call.path["name"])
+    return await _declared(call, name_in(call.path["name"]))
+
+
+@endpoint("POST", "/barriers", Barrier, Meet, status=201)
+async def create(call: Call) -> Barrier:
+    """A barrier of its own, without a name that others could know."""
+    return await _declared(call, call.own_name("barrier"))
+
+
+async def _declared(call: Call, name: str) -> Barrier:
+    body = call.body
     reply = await call.ask(wire.BarriersDeclare(run=body.scope_id, name=name, count=body.target))
     return barrier(body.scope_id, name, reply)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from runstate import wire
-from runstated.http.errors import ApiError
+from runstated.http.errors import OTHER_REQUEST, ApiError
 from runstated.http.gateway import Door, Gateway, Pending, checked
 from runstated.store.tx import Access
 
@@ -56,7 +56,7 @@ class Waiters:
             pending.reply.add_done_callback(lambda reply: self._answered(waiter, reply))
             self._look_after(waiter)
         elif waiter.pending.request != request:
-            raise ApiError("IDEMPOTENCY_CONFLICT", "this Idempotency-Key was used for another request")
+            raise ApiError("IDEMPOTENCY_CONFLICT", OTHER_REQUEST)
         await asyncio.wait((waiter.pending.reply, waiter.pending.parked), return_when=asyncio.FIRST_COMPLETED)
         if waiter.pending.reply.done():
             try:

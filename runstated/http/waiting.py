@@ -2,29 +2,49 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
+
 from runstated.http.call import Answer, Call, Nothing, endpoint
-
-
-class WaiterState(Answer, frozen=True):
-    """WAITING; GRANTED (of a limit) or SIGNALED (of slots); EXPIRED, CANCELLED or CLAIMED."""
-
-    waiter_id: str
-    state: str
+from runstated.http.waiters import Waiter
 
 
 class State(Answer, frozen=True):
+    """WAITING; GRANTED (of a limit, with `consumptionId`) or SIGNALED (of slots); EXPIRED, CANCELLED or CLAIMED."""
+
     state: str
+    consumption_id: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class WaiterState(Answer, frozen=True):
+    """The same, of a call that has just come."""
+
+    waiter_id: str
+    state: str
+    consumption_id: str | msgspec.UnsetType = msgspec.UNSET
+
+
+def state_of(waiter: Waiter) -> WaiterState:
+    return WaiterState(waiter_id=waiter.id, **_how(waiter.id, waiter.state))
+
+
+def _how(waiter_id: str, state: str) -> dict[str, Any]:
+    """The SDK before 0.3 takes GRANTED for true only with the id of what was consumed; here that is the waiter's."""
+    return {"state": state, "consumption_id": waiter_id} if state == "GRANTED" else {"state": state}
 
 
 @endpoint("GET", "/allowance-waiters/{waiterId}", State)
 @endpoint("GET", "/permit-waiters/{waiterId}", State)
 async def waiting(call: Call) -> State:
     """How a waiting call stands."""
-    return State(state=await call.waiters.state(call.access, call.path["waiterId"]))
+    waiter_id = call.path["waiterId"]
+    return State(**_how(waiter_id, await call.waiters.state(call.access, waiter_id)))
 
 
 @endpoint("POST", "/allowance-waiters/{waiterId}/cancel", State, Nothing)
 @endpoint("POST", "/permit-waiters/{waiterId}/cancel", State, Nothing)
 async def cancel(call: Call) -> State:
     """Its caller has given up: a grant that won the race stands, what was promised goes to the next in line."""
-    return State(state=await call.waiters.cancel(call.access, call.path["waiterId"]))
+    waiter_id = call.path["waiterId"]
+    return State(**_how(waiter_id, await call.waiters.cancel(call.access, waiter_id)))
