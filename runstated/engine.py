@@ -235,6 +235,8 @@ class Engine:
                 self._idle.set()
                 self._wake.clear()
                 await self._wake.wait()
+            else:
+                await asyncio.sleep(0)  # what came during the last batch is read first, and shares the next commit
             await self._batch(self._take())
 
     def _take(self) -> list[Entry]:
