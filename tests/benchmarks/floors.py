@@ -5,7 +5,6 @@ import os
 import socket
 import sqlite3
 import sys
-import time
 from pathlib import Path
 
 from runstate import framing
@@ -48,19 +47,17 @@ class EchoClient:
             pass
 
 
-def fsync_ms(directory: Path, rounds: int = 100) -> list[float]:
-    """Times of one-row commits with synchronous=FULL in WAL mode, in ms."""
-    connection = sqlite3.connect(directory / f"floor-{os.getpid()}.db", isolation_level=None)
-    connection.execute("PRAGMA journal_mode = WAL")
-    connection.execute("PRAGMA synchronous = FULL")
-    connection.execute("CREATE TABLE IF NOT EXISTS t (a INTEGER)")
-    times = []
-    for n in range(rounds):
-        began = time.perf_counter()
-        connection.execute("INSERT INTO t VALUES (?)", (n,))
-        times.append((time.perf_counter() - began) * 1000)
-    connection.close()
-    return times
+class Commits:
+    """One-row commits with synchronous=FULL in WAL mode."""
+
+    def __init__(self, directory: Path) -> None:
+        self.connection = sqlite3.connect(directory / f"floor-{os.getpid()}.db", isolation_level=None)
+        self.connection.execute("PRAGMA journal_mode = WAL")
+        self.connection.execute("PRAGMA synchronous = FULL")
+        self.connection.execute("CREATE TABLE IF NOT EXISTS t (a INTEGER)")
+
+    def commit(self) -> None:
+        self.connection.execute("INSERT INTO t VALUES (1)")
 
 
 if __name__ == "__main__":
