@@ -22,9 +22,10 @@ from runstate import wire
 from runstated import dispatch, replies
 from runstated.clock import Clock
 from runstated.domain import keys, leases, runs, sessions
-from runstated.lines import EVENTS, WATCH, Call, CallKey, Memory, Topic
+from runstated.lines import Memory
 from runstated.settings import BATCH_VERBS_MS
 from runstated.store.tx import Access, Caller, Parked, Refusal, Tx, ValidationFailed
+from runstated.waits import EVENTS, WATCH, Call, CallKey, Topic
 
 log = logging.getLogger(__name__)
 
@@ -291,6 +292,7 @@ class Executor:
                 since_ms=tx.now_ms,
                 until=until,
                 late=answer.late,
+                over=answer.over,
                 lines=answer.lines,
                 signals=answer.signals,
                 aside=answer.aside,
@@ -385,6 +387,7 @@ class Executor:
         stands = replace(  # a new one: the memory may have to go back to how it stood before
             call,
             late=answer.late,
+            over=answer.over,
             lines=answer.lines,
             signals=answer.signals,
             aside=answer.aside,

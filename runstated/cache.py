@@ -2,8 +2,8 @@
 
 from collections import OrderedDict
 
-from runstated.lines import Settled
 from runstated.settings import CACHE_BYTES
+from runstated.waits import Settled
 
 
 class Cache:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from runstated.lines import Call, CallKey, Hold
+from runstated.waits import Call, CallKey, Hold
 
 
 def find(

@@ -38,10 +38,11 @@ from runstated.cache import Cache
 from runstated.clock import Clock
 from runstated.domain import keys, leases, sessions
 from runstated.keyring import Keyring
-from runstated.lines import CallKey, Memory, Settled
+from runstated.lines import Memory
 from runstated.settings import BATCH_REQUESTS_MAX, WAL_CHECKPOINT_BYTES
 from runstated.store.sqlite import Store
 from runstated.store.tx import Access, Caller, Refusal, Tx
+from runstated.waits import CallKey, Settled
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

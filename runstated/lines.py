@@ -16,35 +16,17 @@ transaction is. It is changed by one thread at a time: the one that runs the bat
 
 import heapq
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from runstate import wire
 from runstated import circles
-from runstated.access import Access, StoredKey
+from runstated.access import StoredKey
+from runstated.waits import EVENTS, WATCH, Call, CallKey, Hold, Opening, Settled, Topic
 
-Topic = tuple[str, ...]
-CallKey = tuple[str, int]  # session, request id
-EVENTS = "events"  # the kind of line in which those stand who wait for events
-WATCH = "watch"  # the kind of line in which those stand who must look again when something changes that they have
 STALE_MAX = 1_000  # entries of the two heaps whose lease or call has ended, beside those that live
-
-
-class Settled(NamedTuple):
-    """A once key whose result will not change while its run is active."""
-
-    space: str
-    run: str
-    key: str
-
-
-class Opening(NamedTuple):
-    """When the window of a limit opened."""
-
-    lease_ms: int
-    wall_ms: int
 
 
 class _Asks(Protocol):
@@ -58,56 +40,6 @@ class _Asks(Protocol):
     def ticket(self) -> int: ...
     @property
     def request_id(self) -> int: ...
-
-
-@dataclass(slots=True, eq=False)
-class Call:
-    """A request that waits. ``until``: on the lease clock, None for ever. ``away``: its session has lost its
-    connection; it keeps its place and is passed over. ``aside``: see ``tx.Parked``."""
-
-    session: str
-    access: Access
-    request_id: int
-    request: wire.WaitingRequest[Any]
-    rank: int
-    ticket: int
-    since_ms: int
-    until: int | None
-    late: wire.Reply | Callable[[Any], wire.Reply]
-    lines: tuple[Topic, ...]
-    signals: tuple[Topic, ...]
-    aside: bool = False
-    ages: Mapping[Topic, int] = field(default_factory=dict)  # of the job for which it stands in a line, not its own
-    away: bool = False
-
-    @property
-    def key(self) -> CallKey:
-        return (self.session, self.request_id)
-
-    @property
-    def space(self) -> str:
-        return self.access.space
-
-    @property
-    def place(self) -> tuple[int, int, CallKey]:
-        return (self.rank, self.ticket, (self.session, self.request_id))
-
-    def place_in(self, line: Topic) -> tuple[int, int, CallKey]:
-        """Where it stands in a line: by its own age, or by that of the job for which it stands there."""
-        age = self.ages.get(line)
-        return self.place if age is None else (1, age, (self.session, self.request_id))
-
-
-@dataclass(slots=True, eq=False)
-class Hold:
-    """A live lease. ``expires`` on the lease clock; a beat moves it."""
-
-    token: int
-    session: str
-    length_ms: int
-    subject: Topic
-    expires: int
-    others: list[Topic] = field(default_factory=list)  # further things that go with it: the slots of a job
 
 
 @dataclass(slots=True)
@@ -365,6 +297,14 @@ class Memory:
         return list(due.values())
 
     # ------------------------------------------------------------------ signals
+
+    def waiting_for(self, signal: Topic) -> list[Call]:
+        """The calls that a signal answers."""
+        return [self.calls[key] for key in self._signals.get(signal, ())]
+
+    def answer_one(self, call: Call, reply: wire.Reply) -> None:
+        self.leave(call.key)
+        self.replies.append(([call.key], reply))
 
     def answer(self, signal: Topic, reply: wire.Reply, push: wire.Push | None) -> None:
         keys = list(self._signals.get(signal, ()))

@@ -7,8 +7,8 @@ import msgspec
 from runstate import wire
 from runstated.domain import status
 from runstated.engine import Engine
-from runstated.lines import WATCH, Call
 from runstated.sessions import Sessions
+from runstated.waits import WATCH, Call
 
 
 class Overview:

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from runstate import wire
-from runstated.lines import CallKey
 from runstated.store.tx import Refusal, Tx
+from runstated.waits import CallKey
 
 _to_text = msgspec.json.Encoder().encode
 _from_text = msgspec.json.Decoder(wire.AnyReply).decode

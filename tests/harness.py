@@ -23,10 +23,11 @@ from runstated.batch import Acked, Ask, Away, Cancelled, Ended, Entry, Executor,
 from runstated.cache import Cache
 from runstated.domain import leases, needs, sessions
 from runstated.engine import Engine
-from runstated.lines import Call, Memory, Topic
+from runstated.lines import Memory
 from runstated.store import schema
 from runstated.store.sqlite import Store
 from runstated.store.tx import Access, Caller, Tx
+from runstated.waits import Call, Topic
 from tests.clock import ManualClock
 
 INSTANCE = "test"

@@ -41,7 +41,7 @@ CLOCK_READERS = {
     "runstated/main.py": "the command, not the daemon: how long it waits, what it shows",
 }
 
-DOMAIN_MAY_IMPORT = {"runstate.wire", "runstated.store.tx", "runstated.lines"}
+DOMAIN_MAY_IMPORT = {"runstate.wire", "runstated.store.tx", "runstated.waits"}
 DOMAIN_FROM_LINES = {"Topic", "EVENTS", "WATCH"}  # names of lines and signals; nothing that can do something
 DOMAIN_FOUNDATION = {"leases", "payloads"}
 NOUNS_STAND_ON = {  # beside the foundation
@@ -189,7 +189,7 @@ def test_a_noun_imports_the_transaction_the_wire_and_what_it_stands_on(name: str
     for other, what in imports(name):
         if ours(other):
             assert other in DOMAIN_MAY_IMPORT | below, other
-        if other == "runstated.lines":
+        if other == "runstated.waits":
             assert what in DOMAIN_FROM_LINES, what
         assert other.split(".")[0] not in ("asyncio", "time", "random", "socket", "logging", "os", "threading"), other
 

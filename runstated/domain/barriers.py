@@ -8,8 +8,8 @@ stays counted.
 
 from runstate import wire
 from runstated.domain import runs
-from runstated.lines import Topic
 from runstated.store.tx import Conflict, NotFound, Parked, Tx
+from runstated.waits import Topic
 
 SCHEMA = """
 CREATE TABLE barriers (

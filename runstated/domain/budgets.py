@@ -16,8 +16,8 @@ from msgspec.structs import replace
 
 from runstate import wire
 from runstated.domain import leases, runs
-from runstated.lines import WATCH, Topic
 from runstated.store.tx import Conflict, NotFound, Refusal, Tx, ValidationFailed
+from runstated.waits import WATCH, Topic
 
 SCHEMA = """
 CREATE TABLE budgets (

@@ -8,8 +8,8 @@ import msgspec
 
 from runstate import wire
 from runstated.domain import runs
-from runstated.lines import EVENTS, Topic
 from runstated.store.tx import Parked, Tx
+from runstated.waits import EVENTS, Topic
 
 PAGE_MAX = 500
 EXAMINED_MAX = (

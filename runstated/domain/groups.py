@@ -8,8 +8,8 @@ two groups is different work. Results are handed out in the order in which the j
 
 from runstate import wire
 from runstated.domain import jobs, queues, runs
-from runstated.lines import Topic
 from runstated.store.tx import Parked, Tx
+from runstated.waits import Topic
 
 MEMBERS_MAX = 100
 

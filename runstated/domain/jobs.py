@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from runstate import wire
 from runstated.domain import leases, runs
-from runstated.lines import Topic
 from runstated.store.tx import Tx
+from runstated.waits import Topic
 
 KIND = "job"
 
@@ -101,6 +101,11 @@ def seen(tx: Tx, job: Job) -> wire.JobView:
     """The job as it is for those who ask: what its run's end has cut off is cancelled."""
     if job.state in ("succeeded", "failed") or runs.refusal(runs.get_any(tx, job.run), tx.now_ms) is None:
         return view(job)
+    return cut_off(job)
+
+
+def cut_off(job: Job) -> wire.JobView:
+    """A job whose run has ended before it has."""
     return wire.JobView(job=job.job, state="cancelled", attempt=job.attempt, reason="scope_cancelled")
 
 

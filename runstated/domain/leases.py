@@ -11,8 +11,8 @@ memory, on the lease clock; after a restart every lease gets its full length aga
 
 from dataclasses import dataclass
 
-from runstated.lines import Topic
 from runstated.store.tx import Refusal, Tx
+from runstated.waits import Topic
 
 SCHEMA = """
 CREATE TABLE leases (

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 from runstate import wire
 from runstated.domain import runs
-from runstated.lines import Topic
 from runstated.store.tx import Conflict, NotFound, Parked, Tx, ValidationFailed
+from runstated.waits import Topic
 
 SCHEMA = """
 CREATE TABLE limits (

@@ -15,8 +15,8 @@ import msgspec
 
 from runstate import wire
 from runstated.domain import budgets, leases, limits, slots
-from runstated.lines import Topic
 from runstated.store.tx import Tx, ValidationFailed
+from runstated.waits import Topic
 
 SCHEMA = """
 CREATE TABLE needs (

@@ -12,8 +12,8 @@ that wait. A done key remembers the token that finished it, so that a repeat of 
 
 from runstate import wire
 from runstated.domain import leases, payloads, runs
-from runstated.lines import Topic
 from runstated.store.tx import Parked, Refusal, Tx, ValidationFailed
+from runstated.waits import Topic
 
 SCHEMA = """
 CREATE TABLE once_keys (

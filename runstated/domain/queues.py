@@ -18,8 +18,8 @@ import zlib
 
 from runstate import wire
 from runstated.domain import budgets, jobs, leases, needs, payloads, runs
-from runstated.lines import WATCH, Topic
 from runstated.store.tx import Conflict, NotFound, Parked, Refusal, Tx, ValidationFailed
+from runstated.waits import WATCH, Topic
 
 SCHEMA = """
 CREATE TABLE queues (
@@ -158,16 +158,16 @@ def send(tx: Tx, request: wire.QueuesSend) -> wire.JobView:
 
 
 def result(tx: Tx, request: wire.QueuesResult) -> wire.JobView | Parked:
-    """The job once it has ended; a job whose run is over counts as cancelled. It is asked for once more when its run
-    ends, so that whoever waits then and whoever asks later get the same answer."""
+    """The job once it has ended; a job whose run is over counts as cancelled, for who waits and who asks later."""
     job = _get(tx, request.job)
     view = jobs.seen(tx, job)
     if view.state not in ("ready", "delayed", "running"):
         return view
     return Parked(
-        lines=(runs.watch(job.run),),
-        signals=(jobs.signal(job), *needs.held_up_by(tx, jobs.needs(tx, job))),
+        lines=(),
+        signals=(jobs.signal(job), runs.signal(job.run), *needs.held_up_by(tx, jobs.needs(tx, job))),
         late=lambda tx: jobs.seen(tx, jobs.row(tx, job.job) or job),
+        over=lambda tx: jobs.cut_off(jobs.row(tx, job.job) or job),
     )
 
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 
 from runstate import wire
-from runstated.lines import WATCH, Topic
 from runstated.store.tx import NotFound, Refusal, Tx, ValidationFailed
+from runstated.waits import WATCH, Topic
 
 SCHEMA = """
 CREATE TABLE runs (
@@ -91,8 +91,8 @@ def signal(run: str) -> Topic:
 
 
 def watch(run: str) -> Topic:
-    """Where those stand who look again when the run ends: workers for a job of it that cannot start yet, which holds up
-    nobody then; and those who wait for a job of it."""
+    """Where workers stand who look again when the run ends: for a job of it that cannot start yet, which holds up
+    nobody then."""
     return (WATCH, "run", run)
 
 
@@ -352,5 +352,5 @@ def _end_tree(tx: Tx, run: Run, state: str) -> None:
 
 def _tell(tx: Tx, run: Run, over: RunOver) -> None:
     push = wire.RunEnded(run=run.run, state=effective(run, tx.now_ms), message=str(over))
-    tx.answer(signal(run.run), over.reply(), push)
+    tx.answer_over(signal(run.run), over.reply(), push)
     tx.forget_run(run.run)

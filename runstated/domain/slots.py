@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from runstate import wire
 from runstated.domain import leases, runs
-from runstated.lines import Topic
 from runstated.store.tx import Conflict, NotFound, Parked, Tx, ValidationFailed
+from runstated.waits import Topic
 
 SCHEMA = """
 CREATE TABLE pools (

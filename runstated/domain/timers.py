@@ -7,8 +7,8 @@ Times are wall time: a laptop that was suspended past the moment wakes its sleep
 
 from runstate import wire
 from runstated.domain import runs
-from runstated.lines import Topic
 from runstated.store.tx import Conflict, Parked, Tx, ValidationFailed
+from runstated.waits import Topic
 
 SCHEMA = """
 CREATE TABLE timers (

@@ -17,7 +17,8 @@ from runstate import wire
 from runstated.access import OWNER
 from runstated.access import Access as Access
 from runstated.access import StoredKey as StoredKey
-from runstated.lines import EVENTS, Call, Memory, Opening, Settled, Topic
+from runstated.lines import Memory
+from runstated.waits import EVENTS, Call, Opening, Settled, Topic
 
 Value = Any
 Row = tuple[Value, ...]
@@ -46,6 +47,7 @@ class Parked:
     the value that settled them. ``late``: the reply when the wait is over, or what tells it then. ``aside``: it stands
     in some of its lines only because it has there what it wants, so whoever comes to stand before it makes it look
     again. ``ages``: by whose age it stands in a line, if not by its own: that of the job for which it stands there.
+    ``over``: tells the reply when its run ends, for a wait that the end of the run does not refuse.
     """
 
     lines: tuple[Topic, ...]
@@ -53,6 +55,7 @@ class Parked:
     late: "wire.Reply | Callable[[Tx], wire.Reply]"
     aside: bool = False
     ages: Mapping[Topic, int] = field(default_factory=dict)
+    over: "Callable[[Tx], wire.Reply] | None" = None
 
 
 class Refusal(Exception):
@@ -200,6 +203,13 @@ class Tx:
     def open_window(self, window: str) -> None:
         """A limit's window opens now. Not undone: an opening that did not take place only lengthens the present one."""
         self._memory.windows[window] = Opening(self.lease_ms, self.now_ms)
+
+    def answer_over(self, signal: Topic, reply: wire.Reply, push: wire.Push) -> None:
+        """The same when a run has ended; calls that have a reply of their own for that get it."""
+        for call in self._memory.waiting_for(signal):
+            if call.over is not None:
+                self._memory.answer_one(call, call.over(self))
+        self._memory.answer(signal, reply, push)
 
     def subscribe(self, signal: Topic) -> None:
         """The caller's session wants the push that comes with ``signal``."""

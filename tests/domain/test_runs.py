@@ -185,6 +185,20 @@ def test_end_answers_all_that_wait_in_the_tree(h: Harness, a: Client) -> None:
     assert not h.memory.calls
 
 
+def test_the_end_of_a_run_costs_one_statement_for_each_wait_for_a_job(h: Harness, a: Client) -> None:
+    """A hundred processes may wait for thousands of jobs: none of their requests is run again, one by one."""
+    run = join(a).run
+    waits = []
+    for number in range(100):
+        job = a.ask(wire.QueuesSend(run=run, queue="q", key=str(number), input="1", attempts=3)).job
+        waits.append(a.waits(wire.QueuesResult(job=job)))
+    statements: list[str] = []
+    h.connection.set_trace_callback(statements.append)
+    a.ask(wire.RunsEnd(run=run, state="stopped"))
+    assert {wait.reply.state for wait in waits} == {"cancelled"}
+    assert len(statements) < 100 + 30
+
+
 def test_end_of_an_unknown_run_is_refused(h: Harness, a: Client) -> None:
     run = join(a).run
     a.refused("NOT_FOUND", wire.RunsEnd(run="r9-test", state="stopped"))

@@ -16,8 +16,8 @@ from runstated import batch, dispatch, engine
 from runstated.batch import Ask, Away, Ended, Executor, Opened
 from runstated.cache import Cache
 from runstated.domain import sessions
-from runstated.lines import Settled
 from runstated.store.tx import Tx
+from runstated.waits import Settled
 from tests.clock import ManualClock
 from tests.engines import Life, life, play
 

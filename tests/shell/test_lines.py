@@ -18,8 +18,9 @@ from runstate import wire
 from runstated import dispatch
 from runstated.batch import Ask, Away, Cancelled, Ended, Executor, Opened, Tick
 from runstated.domain import sessions
-from runstated.lines import STALE_MAX, Call, Memory, Topic
+from runstated.lines import STALE_MAX, Memory
 from runstated.store.tx import Access, Parked, Tx
+from runstated.waits import Call, Topic
 from tests.harness import Harness, check_memory, snapshot
 
 LIMITS = ("budget-like", "fast", "slow")
