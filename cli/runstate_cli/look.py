@@ -2,7 +2,7 @@
 
 An onlooker is a session like any other, but it speaks a few frames itself instead of using the client's connection:
 that one starts an absent daemon, has threads, and waits for the welcome, which comes only after the session is on disk.
-Here the question goes out with the hello, and its answer is enough, so a full disk can be seen in `status`.
+Here a question goes out with the hello, and its answer is enough, so that a full disk hides nothing.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class Onlooker:
         return self._without_me(self.ask(wire.StatusGet(limit=limit)))
 
     def ask(self, request: wire.Request[R]) -> R:
-        """The answer to a request that only reads. Raises CannotLook."""
+        """The answer to a request. Raises CannotLook."""
         try:
             return self._ask(request)
         except TimeoutError:
@@ -175,7 +175,7 @@ class Onlooker:
             self._splitter = framing.Splitter()
             frames = self._frame(greeting.hello(self._address, self.session, ()))
             self._hello_id = self._last_id
-            if not isinstance(request, wire.StatusGet):  # all others must come after the welcome
+            if not request.reads:  # what changes something must come after the welcome
                 self._exchange(self._socket, frames, wire.Welcome)
                 frames = b""
         replies: type[R] = get_args(type(request).__orig_bases__[0])[0]  # type: ignore[attr-defined]

@@ -156,11 +156,15 @@ def test_lists_are_cut_at_the_limit_and_it_says_so(home: Home, processes: Callab
 
 @linux_only
 def test_a_daemon_that_cannot_write_can_still_be_looked_at(home: Home) -> None:
+    made = home.python("-c", "import runstate; runstate.setup(slots={'gpu': {'max': 2}})")
+    assert made.returncode == 0, made.stderr
     pid = home.running().pid
     before = resource.prlimit(pid, resource.RLIMIT_FSIZE)
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, before[1]))
     found = view_with(home, lambda found: found["daemon"]["trouble"] is not None)
     assert f"TROUBLE: writes fail ({found['daemon']['trouble']})" in " ".join(status(home).stdout.split())
+    shown = home.python("-m", "runstate_cli", "slots", "show", "gpu", "--json")
+    assert (shown.returncode, shown.stderr, json.loads(shown.stdout)["max"]) == (0, "", 2)
     resource.prlimit(pid, resource.RLIMIT_FSIZE, before)
     view_with(home, lambda found: found["daemon"]["trouble"] is None)
 
