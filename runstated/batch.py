@@ -271,9 +271,10 @@ class Executor:
                 memory.replies.append(([ask.key], kept))
                 return
         rank = 1
-        if isinstance(request, wire.WaitingRequest) and request.within:
-            foreign = [token for token in request.within if self._is_foreign(token, ask.access.space)]
-            rank = 0 if any(token in memory.holds for token in request.within if token not in foreign) else 1
+        if isinstance(request, wire.WaitingRequest) and (request.within or request.inherited):
+            around = (*request.within, *request.inherited)
+            foreign = [token for token in around if self._is_foreign(token, ask.access.space)]
+            rank = 0 if any(token in memory.holds for token in around if token not in foreign) else 1
             if foreign:  # to name them must neither put a call before others nor tell of a circle with them
                 within = tuple(token for token in request.within if token not in foreign)
                 request = msgspec.structs.replace(request, within=within)

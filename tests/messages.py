@@ -81,7 +81,7 @@ REQUESTS: tuple[wire.Request[object], ...] = (
     wire.QueuesFail(job="j1-test", token=3, error="E", retry=False),
     wire.LimitsDeclare(limit="l", max=60, per_seconds=86_400),
     wire.LimitsGet(limit="l"),
-    wire.LimitsTake(run="r1-test", limit="l", units=2, max=60, per_seconds=1, wait_ms=1, within=(1,)),
+    wire.LimitsTake(run="r1-test", limit="l", units=2, max=60, per_seconds=1, wait_ms=1, within=(1,), inherited=(2,)),
     wire.SlotsDeclare(pool="s", max=5),
     wire.SlotsGet(pool="s"),
     wire.SlotsAcquire(run="r1-test", pool="s", units=2, lease_ms=5_000, max=5, wait_ms=1, ticket=9),

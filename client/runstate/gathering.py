@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import errors, keys, payloads, units
-from .context import within
+from .context import inherited, within
 from .steps import Run, Steps
 
 if TYPE_CHECKING:
@@ -79,7 +79,9 @@ def _collect(
     cursor = 0
     while waiting:
         wait_ms = None if ends is None else max(0, int((ends - time.monotonic()) * 1000))
-        answer = yield wire.GroupsEnded(run=group.run, after=cursor, wait_ms=wait_ms, within=within())
+        answer = yield wire.GroupsEnded(
+            run=group.run, after=cursor, wait_ms=wait_ms, within=within(), inherited=inherited()
+        )
         if not answer.reply.jobs:
             raise errors.TimeoutError(f"gather on {queue.name}: {len(accepted)} accepted within {timeout}")
         cursor = answer.reply.cursor

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import errors, units
-from .context import current, within
+from .context import current, inherited, within
 from .steps import Run, Steps
 from .wrapping import wrap
 
@@ -69,6 +69,7 @@ def take(spec: Limit) -> Steps[None]:
         per_seconds=spec.per_seconds,
         wait_ms=wait_ms,
         within=within(),
+        inherited=inherited(),
     )
     try:
         answer = yield request

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import errors, keys, payloads, units, wrapping
-from .context import within
+from .context import inherited, within
 from .signals import Combined
 from .steps import Run, Steps
 
@@ -71,7 +71,9 @@ def call(spec: Once, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Steps[Any
     info = yield from binding.join()
     answer: Answer[Any] | None = None
     try:
-        answer = yield wire.OnceAcquire(run=info.id, key=key, lease_ms=spec.lease_ms, within=within())
+        answer = yield wire.OnceAcquire(
+            run=info.id, key=key, lease_ms=spec.lease_ms, within=within(), inherited=inherited()
+        )
         reply = answer.reply
         if isinstance(reply, wire.OnceDone):
             return payloads.decode(reply.result)

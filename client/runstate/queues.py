@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import errors, keys, payloads, units
-from .context import within
+from .context import inherited, within
 from .gathering import gather
 from .resources import Resources
 from .runs import Binding
@@ -192,7 +192,7 @@ class Job:
 
         wait_ms = None if timeout is None else units.milliseconds(timeout, "timeout")
         try:
-            answer = yield wire.QueuesResult(job=self._id, wait_ms=wait_ms, within=within())
+            answer = yield wire.QueuesResult(job=self._id, wait_ms=wait_ms, within=within(), inherited=inherited())
         except errors.StoppedError as error:
             raise self._bound.noted(error)  # noqa: B904
         except errors.RunstateError as error:

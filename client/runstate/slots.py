@@ -7,7 +7,7 @@ from contextvars import ContextVar, Token
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import errors, units
-from .context import Frame, current, enter, leave, within
+from .context import Frame, current, enter, inherited, leave, within
 from .signals import Combined
 from .steps import Run, Steps, adrive, drive
 from .wrapping import wrap
@@ -112,6 +112,7 @@ class Slots:
             max=self._max,
             wait_ms=wait_ms,
             within=within(),
+            inherited=inherited(),
         )
         try:
             answer = yield request

@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from . import errors, units
-from .context import within
+from .context import inherited, within
 from .steps import Steps
 
 if TYPE_CHECKING:
@@ -30,7 +30,9 @@ def sleep(client: Runstate, name: str, duration: units.Duration | None, until: d
     binding = client._binding()
     info = yield from binding.join()
     try:
-        yield wire.TimersSleep(run=info.id, name=name, after_ms=after_ms, at_ms=at_ms, within=within())
+        yield wire.TimersSleep(
+            run=info.id, name=name, after_ms=after_ms, at_ms=at_ms, within=within(), inherited=inherited()
+        )
     except errors.StoppedError as error:
         raise binding.noted(error)  # noqa: B904
 
@@ -49,7 +51,7 @@ def together(client: Runstate, name: str, count: int, timeout: units.Duration | 
     worker = client._core.setting("worker", None) or f"{socket.gethostname()}-{os.getpid()}"
     try:
         answer = yield wire.BarriersArrive(
-            run=info.id, name=name, count=count, worker=worker, wait_ms=wait_ms, within=within()
+            run=info.id, name=name, count=count, worker=worker, wait_ms=wait_ms, within=within(), inherited=inherited()
         )
     except errors.StoppedError as error:
         raise binding.noted(error)  # noqa: B904

@@ -8,8 +8,9 @@ default value may be left out, and unknown fields are ignored, so that versions 
 Shapes used throughout: times are milliseconds (``*_ms``); points in time are Unix time; tokens are integers; payloads
 (``input``, ``result``) are JSON *text* of at most 65,536 bytes of UTF-8, which the daemon never parses.
 
-A request with id 0 wants no reply. A request that may wait has ``wait_ms`` (None: no limit, 0: do not wait), and
-``within``: the tokens that the caller holds while it asks, outermost first.
+A request with id 0 wants no reply. A request that may wait has ``wait_ms`` (None: no limit, 0: do not wait),
+``within``: the tokens that the caller holds while it asks, outermost first, and ``inherited``: those held by whoever
+has started it (a task inside of a hold) and need not wait for it: they count for its age only.
 """
 
 from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
@@ -73,6 +74,7 @@ class WaitingRequest(Request[R_co], Generic[R_co], kw_only=True, omit_defaults=T
 
     wait_ms: Ms | None = None
     within: tuple[Token, ...] = ()
+    inherited: tuple[Token, ...] = ()
     ticket: Annotated[int, Meta(ge=0)] = 0  # the arrival number it was given when it was parked, on a repeat
 
 

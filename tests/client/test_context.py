@@ -8,7 +8,7 @@ import sys
 import threading
 
 import runstate
-from runstate.context import context, current, enter, leave, within
+from runstate.context import context, current, enter, inherited, leave, within
 from runstate.results import RunContext, RunInfo
 from runstate.signals import Signal
 
@@ -54,6 +54,39 @@ def test_tasks_take_it_along_and_threads_of_the_users_do_not() -> None:
     thread.join()
     leave(entered)
     assert seen == [None]
+
+
+def test_what_a_task_was_started_in_is_inherited_and_what_it_holds_itself_is_not() -> None:
+    Held = tuple[tuple[int, ...], tuple[int, ...]]
+
+    async def task() -> tuple[Held, Held, Held]:
+        before = within(), inherited()
+        entered = enter(CONTEXT, 2)
+        try:
+            inside = within(), inherited()
+            return before, inside, await asyncio.to_thread(lambda: (within(), inherited()))
+        finally:
+            leave(entered)
+
+    async def main() -> tuple[Held, Held, Held]:
+        entered = enter(CONTEXT, 1)
+        try:
+            return await asyncio.create_task(task())
+        finally:
+            leave(entered)
+
+    assert asyncio.run(main()) == (((), (1,)), ((2,), (1,)), ((), (1, 2)))
+
+
+def test_a_thread_that_runs_a_loop_holds_on_to_what_it_holds() -> None:
+    async def main() -> tuple[tuple[int, ...], tuple[int, ...]]:
+        return within(), inherited()
+
+    entered = enter(CONTEXT, 1)
+    try:
+        assert asyncio.run(main()) == ((1,), ())
+    finally:
+        leave(entered)
 
 
 def test_a_process_that_was_forked_has_none() -> None:

@@ -261,6 +261,17 @@ def test_calls_made_inside_a_hold_go_first(h: Harness, a: Client, b: Client, run
     assert granted(inner, outer) == [True, False]
 
 
+def test_what_is_inherited_counts_for_the_place_and_closes_no_circle(
+    h: Harness, a: Client, b: Client, run: str
+) -> None:
+    """A task that was started inside of a hold need not end before the hold does."""
+    held = a.ask(acquire(run, 2)).token
+    outer = b.waits(acquire(run, 1))
+    task = a.waits(acquire(run, 2, inherited=(held,)))
+    a.ask(wire.Release(token=held))
+    assert granted(task, outer) == [True, False]
+
+
 def test_within_a_token_that_is_gone_is_no_hold(h: Harness, a: Client, b: Client, run: str) -> None:
     held = a.ask(acquire(run, 2)).token
     key = b.ask(wire.OnceAcquire(run=run, key="k")).token
