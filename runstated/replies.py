@@ -35,6 +35,8 @@ def keep(tx: Tx, key: CallKey, request: wire.Request[Any], reply: wire.Reply) ->
     cannot repeat."""
     if not key[1] or isinstance(reply, WITHOUT_EFFECT) or reply == _no_jobs:
         return
+    if isinstance(request, wire.OnceAcquire) and isinstance(reply, wire.OnceDone):
+        return  # of a key that was done before: no effect either
     if not request.keep and not (request.replayed and reply.kept):
         return
     until_ms = tx.now_ms + KEPT_MS if request.keep else None

@@ -25,6 +25,7 @@ PROTOCOL_MIN = 1
 
 LEASE_MS_MIN = 5_000
 LEASE_MS_MAX = 600_000
+LATEST_MS = 253_402_300_799_999  # the end of the year 9999, the last one that dates can say in every language
 SETTLE_BY_MS = 3_600_000  # within this time a reservation is to be settled
 PERMISSIONS: tuple["Permission", ...] = (
     "work",
@@ -39,6 +40,7 @@ Label = Annotated[str, Meta(max_length=512)]
 Text = Annotated[str, Meta(max_length=4_000)]
 Token = Annotated[int, Meta(ge=1)]
 Ms = Annotated[int, Meta(ge=0, le=2**53)]
+Moment = Annotated[int, Meta(ge=0, le=LATEST_MS)]
 LeaseMs = Annotated[int, Meta(ge=LEASE_MS_MIN, le=LEASE_MS_MAX)]
 Attempts = Annotated[int, Meta(ge=1, le=100)]
 Places = Annotated[int, Meta(ge=1, le=1_000)]
@@ -46,7 +48,7 @@ Units = Annotated[int, Meta(ge=1, le=2**53)]
 WindowSeconds = Annotated[int, Meta(ge=1, le=86_400)]
 Minor = Annotated[int, Meta(ge=1, le=2**53)]
 Permission = Literal["work", "resource_config", "usage"]
-Currency = Annotated[str, Meta(min_length=3, max_length=3)]
+Currency = Annotated[str, Meta(min_length=3, max_length=3, pattern="^[A-Z]{3}$")]
 Scale = Annotated[int, Meta(ge=0, le=9)]
 
 R_co = TypeVar("R_co", covariant=True)
@@ -237,7 +239,7 @@ class RunsJoin(Request[RunView], tag="runs.join", frozen=True):
 
     permission: ClassVar[str] = ""
     name: Name
-    deadline_ms: Ms | None = None
+    deadline_ms: Moment | None = None
 
 
 class RunsChild(Request[RunView], tag="runs.child", frozen=True):
@@ -246,7 +248,7 @@ class RunsChild(Request[RunView], tag="runs.child", frozen=True):
     replayed: ClassVar[bool] = True
     parent: Id
     name: Name | None = None
-    deadline_ms: Ms | None = None
+    deadline_ms: Moment | None = None
     owned: bool = True  # it ends with the session that made it, unless something is held in it
 
 
@@ -658,7 +660,7 @@ class BudgetsReserve(Request[BudgetReserved], tag="budgets.reserve", frozen=True
     limit_minor: Minor | None = None
     currency: Currency | None = None
     scale: Scale | None = None
-    settle_by_ms: Ms | None = None  # then what is left is released; None: in an hour
+    settle_by_ms: Moment | None = None  # then what is left is released; None: in an hour
 
 
 class BudgetSettled(Reply, tag="budget.settled", frozen=True):
@@ -753,7 +755,7 @@ class TimersSleep(WaitingRequest[TimerView], tag="timers.sleep", kw_only=True, f
     run: Id
     name: Name
     after_ms: Ms | None = None
-    at_ms: Ms | None = None
+    at_ms: Moment | None = None
 
 
 class TimersAck(Request[TimerView], tag="timers.ack", frozen=True):

@@ -63,11 +63,14 @@ def declare(tx: Tx, request: wire.BarriersDeclare) -> wire.BarrierView:
 
 
 def look(tx: Tx, request: wire.BarriersGet) -> wire.BarrierView:
-    """How a barrier stands."""
-    runs.active(tx, request.run)
+    """How a barrier stands; one that has opened stays open for who looks after the end of its run."""
+    run = runs.get(tx, request.run)
     row = tx.one(
         "SELECT target, released FROM barriers WHERE run = :run AND name = :name", run=request.run, name=request.name
     )
+    over = runs.refusal(run, tx.now_ms)
+    if over is not None and (row is None or not row[1]):
+        raise over
     if row is None:
         raise NotFound(f"together {request.name} not found")
     return _view(tx, request.run, request.name, *row)

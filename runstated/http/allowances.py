@@ -74,6 +74,8 @@ async def create(call: Call) -> Allowance:
 
 async def _declared(call: Call, name: str) -> Allowance:
     body = call.body
+    if (body.units_limit is None) != (body.window_seconds is None):
+        raise ApiError("VALIDATION_FAILED", "unitsLimit and windowSeconds go together")
     return view(await call.ask(wire.LimitsDeclare(limit=name, max=body.units_limit, per_seconds=body.window_seconds)))
 
 

@@ -145,7 +145,7 @@ async def reserve(call: Call) -> Reserved:
         run=body.scope_id,
         budget=name,
         amount_minor=amount("amountMinor", body.amount_minor),
-        settle_by_ms=None if body.settle_by is None else to_ms(body.settle_by),
+        settle_by_ms=None if body.settle_by is None else to_ms("settleBy", body.settle_by),
     )
     reply = await call.ask(request, worker=body.holder)
     return Reserved(reservation_id=reply.reservation, reserved_minor=str(request.amount_minor), state="ACTIVE")

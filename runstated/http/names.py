@@ -11,6 +11,7 @@ from datetime import datetime, timedelta, timezone
 
 import msgspec
 
+from runstate.wire import LATEST_MS
 from runstated.http.errors import ApiError
 
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -47,16 +48,17 @@ def from_token(text: str) -> int:
 
 
 def to_iso(ms: int) -> str:
-    """``YYYY-MM-DDTHH:MM:SS.mmmZ``."""
+    """``YYYY-MM-DDTHH:MM:SS.mmmZ``; a timer may be set for later than that can say."""
+    ms = min(ms, LATEST_MS)
     moment = datetime.fromtimestamp(ms // 1000, timezone.utc)
     return f"{moment:%Y-%m-%dT%H:%M:%S}.{ms % 1000:03d}Z"
 
 
-def to_ms(moment: datetime) -> int:
-    """Unix time of a moment with a zone. Raises ApiError for one before 1970."""
+def to_ms(field: str, moment: datetime) -> int:
+    """Unix time of a moment with a zone. Raises ApiError for one that is before 1970 or, in UTC, after 9999."""
     ms = (moment - EPOCH) // timedelta(milliseconds=1)
-    if ms < 0:
-        raise ApiError("VALIDATION_FAILED", "a time before 1970 makes no sense here")
+    if not 0 <= ms <= LATEST_MS:
+        raise ApiError("VALIDATION_FAILED", f"{field} must be a time from 1970 to 9999")
     return ms
 
 

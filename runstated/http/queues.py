@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
 from runstate import wire
 from runstated.http.call import Answer, Body, Call, endpoint
@@ -25,6 +26,7 @@ from runstated.http.fields import (
 from runstated.http.holds import Renew, Renewed, renewed
 from runstated.http.names import compact, from_token, to_id, to_iso, to_token
 
+Members = Annotated[int, Meta(ge=1, le=100)]
 ATTEMPTS = 5  # of a queue whose creator does not say
 STATES = {"ready": "QUEUED", "delayed": "QUEUED"}
 
@@ -311,9 +313,9 @@ class CreateGroup(Body, frozen=True):
 
     mailbox_id: str
     parent_scope_id: wire.Id
-    condition: str = "ALL_TERMINAL"
-    expected_members: int | None = None
-    threshold: int | None = None
+    condition: Literal["ALL_TERMINAL", "FIRST_ACCEPTED", "N_ACCEPTED"] = "ALL_TERMINAL"
+    expected_members: Members | None = None
+    threshold: Members | None = None
 
 
 class Group(Answer, frozen=True):

@@ -76,7 +76,7 @@ def view(run: wire.RunView) -> Scope:
 async def join(call: Call) -> Scope:
     """Joins the active run of that name, or creates it."""
     deadline = call.body.deadline
-    deadline_ms = None if deadline is None else to_ms(deadline)
+    deadline_ms = None if deadline is None else to_ms("deadline", deadline)
     return view(await call.ask(wire.RunsJoin(name=name_in(call.path["name"]), deadline_ms=deadline_ms)))
 
 
@@ -84,7 +84,7 @@ async def join(call: Call) -> Scope:
 async def create(call: Call) -> Scope:
     """Creates a child run."""
     body = call.body
-    deadline_ms = None if body.deadline is None else to_ms(body.deadline)
+    deadline_ms = None if body.deadline is None else to_ms("deadline", body.deadline)
     if body.parent_id is None:
         name = body.name or call.own_name("scope")
         return view(await call.ask(wire.RunsJoin(name=name, deadline_ms=deadline_ms)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from runstate import wire
+from runstate.units import WHOLE_MAX
 from runstated.http.call import Answer, Body, Call, endpoint
 from runstated.http.errors import ApiError
 from runstated.http.fields import Holder, Moment, TokenText, name_in
@@ -98,7 +99,7 @@ async def _set(call: Call, name: str) -> Timer:
         run=body.scope_id,
         name=name,
         after_ms=None if body.after_seconds is None else body.after_seconds * 1000,
-        at_ms=None if body.at is None else to_ms(body.at),
+        at_ms=None if body.at is None else to_ms("at", body.at),
         wait_ms=0,
     )
     return timer(call, body.scope_id, name, await call.ask(request))
@@ -132,13 +133,22 @@ async def _declared(call: Call, name: str) -> Barrier:
 @endpoint("POST", "/barriers/{barrierId}/arrive", Barrier, Arrive)
 async def arrive(call: Call) -> Barrier:
     """Counts a worker, once for each label; does not wait."""
-    run, name, target = from_id("x", "barrier", call.path["barrierId"], 3)
-    request = wire.BarriersArrive(run=run, name=name, count=int(target), worker=call.body.arrival_key, wait_ms=0)
+    run, name, target = _barrier_of(call)
+    request = wire.BarriersArrive(run=run, name=name, count=target, worker=call.body.arrival_key, wait_ms=0)
     return barrier(run, name, await call.ask(request))
 
 
 @endpoint("GET", "/barriers/{barrierId}", Barrier)
 async def look(call: Call) -> Barrier:
     """How a barrier stands."""
-    run, name, _ = from_id("x", "barrier", call.path["barrierId"], 3)
+    run, name, _ = _barrier_of(call)
     return barrier(run, name, await call.ask(wire.BarriersGet(run=run, name=name)))
+
+
+def _barrier_of(call: Call) -> tuple[str, str, int]:
+    """Run, name and target in an id. Raises ApiError."""
+    text = call.path["barrierId"]
+    run, name, target = from_id("x", "barrier", text, 3)
+    if not (target.isascii() and target.isdigit() and len(target) <= 16 and 0 < int(target) <= WHOLE_MAX):
+        raise ApiError("NOT_FOUND", f"barrier {text[:100]} not found")
+    return run, name, int(target)

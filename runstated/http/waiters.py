@@ -31,6 +31,8 @@ class Waiter:
     door: Door
     pending: Pending
     needs_reading: bool
+    run: str
+    claim: str | None = None  # the Idempotency-Key of the call that has claimed it
     state: str = "WAITING"
     token: int = 0
     timer: asyncio.TimerHandle | None = field(default=None)
@@ -52,7 +54,7 @@ class Waiters:
         if waiter is None:
             door, pending = await self._gateway.start(access, worker, request, request_id)
             needs_reading = isinstance(request, wire.SlotsAcquire)
-            waiter = self._waiters[name] = Waiter(name, access.space, door, pending, needs_reading)
+            waiter = self._waiters[name] = Waiter(name, access.space, door, pending, needs_reading, run)
             pending.reply.add_done_callback(lambda reply: self._answered(waiter, reply))
             self._look_after(waiter)
         elif waiter.pending.request != request:
@@ -70,15 +72,17 @@ class Waiters:
     async def state(self, access: Access, name: str) -> str:
         """How a waiter stands. One that is not known has expired, or was cancelled if its run is over."""
         waiter = self.find(access, name)
-        if waiter is not None:
+        if waiter is not None and waiter.state != "SIGNALED":
             self._look_after(waiter)
             return waiter.state
-        run = name.partition("_")[0]
+        run = name.partition("_")[0] if waiter is None else waiter.run
         try:
             view = await self._gateway.ask(access, "", wire.RunsGet(run=run[:64] or "-"))
         except ApiError:
             return "EXPIRED"
-        return "EXPIRED" if isinstance(view, wire.RunView) and view.state == "active" else "CANCELLED"
+        if not isinstance(view, wire.RunView) or view.state != "active":
+            return "CANCELLED"
+        return "EXPIRED" if waiter is None else waiter.state
 
     def find(self, access: Access, name: str) -> Waiter | None:
         waiter = self._waiters.get(name)

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from runstated.http import names
 from tests.daemons import PATIENCE_S
 from tests.e2e.support import Daemon, eventually
 from tests.e2e.test_tcp import OPENSSL
@@ -175,6 +176,11 @@ def test_a_page_of_another_site_gets_nothing(api: Api) -> None:
         ("PUT", "/allowances/by-name/x", {"unitsLimit": 0, "windowSeconds": 1}, "unitsLimit"),
         ("PUT", "/budgets/by-name/x", {"limitMinor": "1.5"}, "limitMinor"),
         ("POST", "/scopes", {"parentId": "r", "deadline": "tomorrow"}, "deadline"),
+        ("PUT", "/runs/x", {"deadline": "9999-12-31T23:59:59-12:00"}, "deadline"),
+        ("PUT", "/allowances/by-name/x", {"unitsLimit": 1}, "windowSeconds"),
+        ("PUT", "/budgets/by-name/x", {"limitMinor": "1", "currency": "usd", "scale": 2}, "currency"),
+        ("POST", "/task-groups", {"mailboxId": "q", "parentScopeId": "r", "condition": "SOME"}, "condition"),
+        ("POST", "/task-groups", {"mailboxId": "q", "parentScopeId": "r", "threshold": 0}, "threshold"),
         ("GET", "/once?scopeId=r&key=k&waitMs=25001", None, "waitMs"),
         ("PUT", "/timers/by-name/x", {"scopeId": "r"}, "afterSeconds"),
         ("PUT", "/runs/" + "x" * 257, {}, "256"),
@@ -205,6 +211,9 @@ def test_unknown_paths_methods_and_ids(api: Api) -> None:
     for path in ("/scopes/r9", "/tasks/j9", "/allowances/x", "/budgets/b!", "/barriers/xWyJhIl0"):
         api.refused(404, "NOT_FOUND", "GET", path)
     assert api.refused(404, "NOT_FOUND", "PUT", "/mailboxes/by-name/review") == "queue review not found"
+    for target in ("abc", "-1", "0", "1" * 30):
+        forged = names.to_id("x", api.run, "n", target)
+        api.refused(404, "NOT_FOUND", "POST", f"/barriers/{forged}/arrive", {"arrivalKey": "a"})
     assert api.call("GET", "/permit-waiters/nothing")[1] == {"state": "EXPIRED"}
 
 
@@ -238,6 +247,14 @@ def test_a_refusal_is_not_kept(api: Api) -> None:
     api.good("POST", f"/grants/{held['grantId']}/release", {"token": held["token"]})
     again = api.good("POST", path, body, idempotency_key="k")
     assert api.good("POST", path, body, idempotency_key="k") == again
+
+
+def test_a_result_is_given_again_with_a_repeat(api: Api) -> None:
+    body = {"scopeId": api.run, "key": "k", "holder": "w", "holderSession": "s", "leaseSeconds": 30}
+    token = api.good("POST", "/once/acquire", body)["token"]
+    api.good("POST", "/once/complete", {**body, "token": token, "result": {"n": 1}})
+    for _ in range(2):
+        assert api.good("POST", "/once/acquire", body, idempotency_key="x") == {"state": "DONE", "result": {"n": 1}}
 
 
 def test_a_token_is_given_again_only_while_it_lives(api: Api) -> None:
@@ -333,6 +350,41 @@ def test_waiters_stand_in_the_same_line_as_everybody_and_survive_a_restart_witho
     assert api.good("GET", f"/permit-waiters/{later}") == {"state": "CANCELLED"}
 
 
+def test_a_promise_is_claimed_once_also_after_a_restart_and_ends_with_its_run(api: Api) -> None:
+    permit = api.slots()
+    body = {"scopeId": api.run, "units": 1, "holder": "w2"}
+
+    def promised() -> str:
+        waiter: str = api.good("POST", f"/permits/{permit}/wait", body)["waiterId"]
+        assert api.good("GET", f"/permit-waiters/{waiter}") == {"state": "SIGNALED"}
+        return waiter
+
+    def claim(waiter: str, key: str) -> Reply:
+        wanted = {**body, "leaseSeconds": 30, "waiterId": waiter}
+        return api.call("POST", f"/permits/{permit}/acquire", wanted, idempotency_key=key)
+
+    waiter = promised()
+    status, grant = claim(waiter, "one")
+    assert status == 200
+    assert claim(waiter, "one") == (200, grant)
+    assert claim(waiter, "two")[1]["error"]["code"] == "CAPACITY_UNAVAILABLE"
+    api.daemon.kill()
+    api.daemon.start()
+    assert claim(waiter, "one") == (200, grant)
+    api.good("POST", f"/grants/{grant['grantId']}/release", {"token": grant["token"]})
+    waiter = promised()
+    api.daemon.kill()
+    api.daemon.start()
+    status, grant = claim(waiter, "three")
+    assert status == 200
+    api.good("POST", f"/grants/{grant['grantId']}/release", {"token": grant["token"]})
+    for unknown in ("nothing", f"{api.run}_zz", f"{api.run}_" + "f" * 40):
+        api.refused(409, "CAPACITY_UNAVAILABLE", "POST", f"/permits/{permit}/acquire", {**body, "waiterId": unknown})
+    waiter = promised()
+    api.good("POST", f"/scopes/{api.run}/cancel")
+    assert api.good("GET", f"/permit-waiters/{waiter}") == {"state": "CANCELLED"}
+
+
 def test_a_stopping_daemon_tells_its_polls_to_come_again(api: Api) -> None:
     thread, got = in_thread(api.ask, "GET", f"/v1/spaces/default/watch?scopeId={api.run}&cursor=999&waitSeconds=20")
     eventually(lambda: api.waits() == 1)
@@ -383,6 +435,10 @@ def test_timers_and_barriers(api: Api) -> None:
     for label, state in (("a", "OPEN"), ("a", "OPEN"), ("b", "RELEASED"), ("c", "RELEASED")):
         assert api.good("POST", f"/barriers/{meet['id']}/arrive", {"arrivalKey": label})["state"] == state
     assert api.good("GET", f"/barriers/{meet['id']}")["epoch"] == meet["epoch"]
+    other = api.good("PUT", "/barriers/by-name/o", {"scopeId": api.run, "target": 2})
+    api.good("POST", f"/scopes/{api.run}/complete")  # whoever arrives last may end the run at once
+    assert api.good("GET", f"/barriers/{meet['id']}")["state"] == "RELEASED"
+    api.refused(409, "SCOPE_CANCELLED", "GET", f"/barriers/{other['id']}")
 
 
 # ------------------------------------------------------------------ the rest

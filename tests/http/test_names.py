@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runstate.wire import LATEST_MS
 from runstated.http import names
 from runstated.http.errors import ApiError
 
@@ -39,12 +40,19 @@ def test_what_is_no_id_is_not_found(text: str) -> None:
         assert name
 
 
-@given(st.integers(0, 4 * 10**12))
+@given(st.integers(0, LATEST_MS))
 def test_times_come_back(ms: int) -> None:
     text = names.to_iso(ms)
     assert len(text) == 24 and text.endswith("Z")
-    assert names.to_ms(msgspec.convert(text, datetime)) == ms
-    assert names.to_ms(datetime.fromtimestamp(0, timezone.utc)) == 0
+    assert names.to_ms("at", msgspec.convert(text, datetime)) == ms
+    assert names.to_ms("at", datetime.fromtimestamp(0, timezone.utc)) == 0
+
+
+@pytest.mark.parametrize("text", ["1969-12-31T23:59:59Z", "9999-12-31T23:59:59-12:00"])
+def test_a_time_that_no_date_can_say_is_refused_and_the_field_named(text: str) -> None:
+    with pytest.raises(ApiError, match=r"^deadline must be a time from 1970 to 9999"):
+        names.to_ms("deadline", msgspec.convert(text, datetime))
+    assert names.to_iso(2**53) == names.to_iso(LATEST_MS) == "9999-12-31T23:59:59.999Z"
 
 
 @given(VALUES, st.booleans(), st.sampled_from([None, 2]))

@@ -16,6 +16,12 @@ from runstated.store.tx import Access, Refusal, Tx
 from tests.harness import Client, Harness, Request, nothing, snapshot
 
 
+@pytest.fixture(autouse=True)
+def _whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow machine must not make two batches of one."""
+    monkeypatch.setattr(batch, "BATCH_VERBS_MS", 60_000)
+
+
 @pytest.fixture
 def a(h: Harness) -> Client:
     return h.session("a")
@@ -190,10 +196,7 @@ def test_a_signal_answers_all_who_wait_for_it_with_one_reply(h: Harness, a: Clie
     assert all(request.reply == wire.OnceDone(result="1") for request in waits)
 
 
-def test_a_key_passes_from_hand_to_hand_in_one_transaction(
-    h: Harness, a: Client, b: Client, run: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(batch, "BATCH_VERBS_MS", 60_000)  # a slow machine must not make two batches of it
+def test_a_key_passes_from_hand_to_hand_in_one_transaction(h: Harness, a: Client, b: Client, run: str) -> None:
     token = a.ask(acquire(run)).token
     waits = b.waits(acquire(run))
     begun: list[str] = []
