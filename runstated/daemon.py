@@ -23,13 +23,16 @@ import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import runstate
 from runstate import paths, presence
 from runstated import lockfile, notify, settings
 from runstated.clock import Clock
 from runstated.settings import Settings
+
+if TYPE_CHECKING:
+    import ssl
 
 log = logging.getLogger("runstated")
 
@@ -57,7 +60,7 @@ async def run(config: Settings, ready: Callable[[], None], *, foreground: bool =
     lock = lockfile.acquire(config.lock, _lock_info(config, foreground))
     try:
         set_up_logging(config, foreground=foreground)
-        await _live(config, lock, ready)
+        await _live(_as_before(config, lock.before), lock, ready)
     except Exception as error:
         log.error("cannot go on: %s", error, exc_info=not isinstance(error, DaemonError))
         raise
@@ -90,6 +93,22 @@ async def _live(config: Settings, lock: lockfile.Lock, ready: Callable[[], None]
     log.info("stopped")
 
 
+def _as_before(config: Settings, before: presence.LockInfo | None) -> Settings:
+    """With the listeners of a daemon that has died, unless others are named: it may be a client that starts this one,
+    and knows nothing of them."""
+    if before is None or not before.listeners or config.tcp is not None or config.http is not None:
+        return config
+    try:
+        found = settings.load({**before.listeners, "state_dir": str(config.state_dir), "socket": str(config.socket)})
+    except settings.SettingsError as error:
+        log.warning("not listening where the daemon did that died: %s", error)
+        return config
+    log.info("listening where the daemon did that died: %s", ", ".join(map(str, filter(None, (found.tcp, found.http)))))
+    return replace(
+        config, tcp=found.tcp, http=found.http, tls_cert=found.tls_cert, tls_key=found.tls_key, is_as_before=True
+    )
+
+
 class Service:
     """The parts between the database and the socket, put together and taken apart in order.
 
@@ -102,19 +121,14 @@ class Service:
         self._tcp = self._http = ""
 
     async def start(self) -> None:
+        config = self._config
+        tcp, http, tls = _listen(config)  # first: imports take a while, and who connects meanwhile waits
         # Imported here, so that a refused second daemon and `--help` do not pay for the engine.
         from runstated import listening
         from runstated.engine import Engine
         from runstated.server import Server
         from runstated.store import sqlite
 
-        config = self._config
-        try:
-            tls = listening.tls(config.tls_cert, config.tls_key)
-            tcp = listening.bind(config.tcp) if config.tcp is not None else None
-            http = listening.bind(config.http) if config.http is not None else None
-        except listening.CannotListen as error:
-            raise DaemonError(str(error)) from error
         store = await sqlite.Store.open(self._config.database, sync=self._config.sync)
         self._undo.append(("the store", store.close))
         engine = Engine(store, Clock())
@@ -143,7 +157,21 @@ class Service:
 
     def announced(self, info: presence.LockInfo) -> presence.LockInfo:
         """What is said of this daemon, with where it listens beside the socket."""
-        return replace(info, tcp=self._tcp, http=self._http, tls=self._config.tls_cert is not None)
+        config = self._config
+        listeners = {
+            "tcp": self._tcp,
+            "http": self._http,
+            "tls_cert": str(config.tls_cert or ""),
+            "tls_key": str(config.tls_key or ""),
+            "allow_plaintext": "" if config.tls_cert else "yes",  # it was allowed, or it is not needed
+        }
+        return replace(
+            info,
+            tcp=self._tcp,
+            http=self._http,
+            tls=config.tls_cert is not None,
+            listeners={name: value for name, value in listeners.items() if value} if self._tcp or self._http else {},
+        )
 
     async def stop(self) -> None:
         """The reverse of `start`, as far as it got. A part that hangs or fails does not keep the rest from closing."""
@@ -155,6 +183,22 @@ class Service:
                 log.error("%s did not close within %d ms", name, settings.DRAIN_MS)
             except Exception:
                 log.exception("%s failed to close", name)
+
+
+def _listen(config: Settings) -> tuple[socket.socket | None, socket.socket | None, ssl.SSLContext | None]:
+    """The sockets for TCP and for HTTP, and the TLS of the first. Raises DaemonError."""
+    from runstated import listening
+
+    tcp = http = tls = None
+    try:
+        tls = listening.tls(config.tls_cert, config.tls_key)
+        tcp = listening.bind(config.tcp) if config.tcp is not None else None
+        http = listening.bind(config.http) if config.http is not None else None
+    except listening.CannotListen as error:
+        if not config.is_as_before:
+            raise DaemonError(str(error)) from error
+        log.warning("%s; the daemon goes on without", error)  # nobody has asked this daemon for it
+    return tcp, http, tls
 
 
 class Listener:
@@ -184,8 +228,11 @@ class Listener:
 
     def unlink(self) -> None:
         if self.is_own and self._identity is not None and self.is_ours():
-            self.path.unlink(missing_ok=True)
             self._identity = None
+            try:
+                self.path.unlink(missing_ok=True)
+            except OSError as error:  # the next daemon replaces it
+                log.warning("cannot remove the socket %s: %s", self.path, error.strerror)
 
 
 def bind(path: Path) -> socket.socket:

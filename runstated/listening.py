@@ -1,4 +1,4 @@
-"""Listening beyond the Unix socket: a bound TCP socket, its TLS, and what each accepted connection gets."""
+"""Listening beyond the Unix socket: a TCP socket, its TLS, and what each accepted connection gets."""
 
 import errno
 import os
@@ -6,7 +6,7 @@ import socket
 import ssl
 from pathlib import Path
 
-from runstated.settings import KEEPALIVE_PROBES, KEEPALIVE_S, Endpoint
+from runstated.settings import KEEPALIVE_PROBES, KEEPALIVE_S, LISTEN_BACKLOG, Endpoint
 
 
 class CannotListen(Exception):
@@ -14,7 +14,7 @@ class CannotListen(Exception):
 
 
 def bind(endpoint: Endpoint) -> socket.socket:
-    """A bound socket that does not listen yet. Raises CannotListen."""
+    """A listening socket: who connects from now on is served once the daemon is ready. Raises CannotListen."""
     try:
         found = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
@@ -24,6 +24,7 @@ def bind(endpoint: Endpoint) -> socket.socket:
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a restart must not wait for old connections
         sock.bind(address)
+        sock.listen(LISTEN_BACKLOG)
     except OSError as error:
         sock.close()
         told = "another program listens there" if error.errno == errno.EADDRINUSE else os.strerror(error.errno or 0)

@@ -74,10 +74,12 @@ class UnfitError(Exception):
 
 
 class Lock:
-    """The held lock. `release` is for an orderly end; a process that dies gives it back as well."""
+    """The held lock. `release` is for an orderly end; a process that dies gives it back as well, and leaves its text
+    behind: `before`."""
 
     def __init__(self, path: Path, descriptor: int, info: LockInfo) -> None:
         self.path, self.info = path, info
+        self.before = presence.decode(os.pread(descriptor, 65_536, 0))
         self._descriptor = descriptor
         self._identity = _identity(os.fstat(descriptor))
 

@@ -84,17 +84,33 @@ def start(foreground: bool, **options: str | None) -> None:
     if foreground:
         _run_in_foreground(config)
     target = _target(config, options)
-    presence.unmark_stopped(config.stopped)
-    before = _holder(config)
     try:
+        presence.unmark_stopped(config.stopped)
+        before = _holder(config)
         autostart.start(target, deadline=_deadline(START_MS)).close()
     except errors.RunstateError as error:
         _fail(str(error))
+    except OSError as error:
+        _fail(f"cannot start runstated: {error}")
     holder = _holder(config)
     if holder is None:
         _fail(f"runstated started and ended at once{spawn.log_tail(config.state_dir)}")
-    click.echo("runstated already runs" if _is_same(before, holder) else "runstated started")
+    already = _is_same(before, holder)
+    click.echo("runstated already runs" if already else "runstated started")
     _describe(config, holder)
+    if already:
+        _check_listeners(config, holder)
+
+
+def _check_listeners(config: Settings, holder: presence.LockInfo) -> None:
+    """Fails when the daemon that runs does not listen where it was told to just now."""
+    for name, wanted, found in (("tcp", config.tcp, holder.tcp), ("http", config.http, holder.http)):
+        if wanted is None:
+            continue
+        is_there = bool(found) and wanted.port in (0, int(found.rpartition(":")[2]))
+        if not is_there or (config.tls_cert is not None) != holder.tls:
+            tls = " with TLS" if config.tls_cert is not None else ""
+            _fail(f"but it does not listen on {name} {wanted}{tls}: run `runstated restart` with the same options")
 
 
 def _run_in_foreground(config: Settings) -> NoReturn:
@@ -125,8 +141,14 @@ def stop(**options: str | None) -> None:
 @cli.command()
 @daemon_options
 def restart(**options: str | None) -> None:
-    """Stop the daemon, if it runs, and start it. Clients that wait for it go on by themselves."""
+    """Stop the daemon, if it runs, and start it. Clients that wait for it go on by themselves.
+
+    Without --tcp and --http it listens where it did before.
+    """
     config = _load(options)
+    before = _holder(config)
+    if before is not None and config.tcp is None and config.http is None:
+        options = {**options, **before.listeners}
     target = _target(config, options)
     deadline = _deadline(START_MS + settings.DRAIN_MS + STOP_MARGIN_MS)
     try:

@@ -89,6 +89,7 @@ class Settings:
     tls_cert: Path | None = None  # PEM files, for both; with them nothing is spoken without TLS
     tls_key: Path | None = None
     config: Path | None = None  # the file that was read, if there was one
+    is_as_before: bool = False  # tcp, http and TLS are those of a daemon that died: nice to have
 
     @property
     def database(self) -> Path:

@@ -14,7 +14,7 @@ import json
 import os
 import sys
 import time
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 # A holder that has just taken the lock needs microseconds to write its text; a reader that comes between looks again.
@@ -35,6 +35,7 @@ class LockInfo:
     tcp: str = ""  # host:port, where it listens for clients over TCP
     http: str = ""  # host:port, where it serves the HTTP API
     tls: bool = False  # both with TLS
+    listeners: dict[str, str] = field(default_factory=dict)  # the settings by which it listens there
 
     def encode(self) -> bytes:
         return json.dumps(asdict(self)).encode() + b"\n"
@@ -87,7 +88,7 @@ def decode(content: bytes) -> LockInfo | None:
         raw = json.loads(content)
         if not isinstance(raw, dict):
             return None
-        return LockInfo(**{field.name: raw[field.name] for field in fields(LockInfo) if field.name in raw})
+        return LockInfo(**{each.name: raw[each.name] for each in fields(LockInfo) if each.name in raw})
     except (ValueError, TypeError):
         return None
 

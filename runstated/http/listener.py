@@ -75,8 +75,8 @@ class Protocol(H11Protocol):
 class HttpListener:
     """A listener on a bound socket."""
 
-    def __init__(self, gateway: Gateway, server: Server, task: asyncio.Task[None]) -> None:
-        self._gateway, self._server, self._task = gateway, server, task
+    def __init__(self, sock: socket.socket, gateway: Gateway, server: Server, task: asyncio.Task[None]) -> None:
+        self._sock, self._gateway, self._server, self._task = sock, gateway, server, task
 
     @classmethod
     async def open(
@@ -112,13 +112,15 @@ class HttpListener:
             ssl_version=ssl.PROTOCOL_TLS_SERVER,
         )
         server = Server(config)
-        task = asyncio.create_task(server.serve(sockets=[sock]), name="http")
+        # A copy is closed when it accepts nobody any more. The port itself stays ours to the end of the process: who
+        # comes meanwhile waits for the next daemon instead of being refused.
+        task = asyncio.create_task(server.serve(sockets=[sock.dup()]), name="http")
         while not server.started:
             if task.done():
                 task.result()
                 raise listening.CannotListen(f"the HTTP listener on {bound} has ended at once")
             await asyncio.sleep(0.01)
-        return cls(gateway, server, task)
+        return cls(sock, gateway, server, task)
 
     async def close(self) -> None:
         """Tells those who wait to send the same again, and accepts nobody any more."""
