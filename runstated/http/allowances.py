@@ -7,6 +7,7 @@ from runstated.http.call import Answer, Body, Call, endpoint
 from runstated.http.errors import ApiError
 from runstated.http.fields import Holder, TtlSeconds, name_in
 from runstated.http.names import from_id, to_id
+from runstated.http.waiters import limit_wanted
 from runstated.http.waiting import WaiterState, state_of
 
 
@@ -104,9 +105,7 @@ async def wait(call: Call) -> WaiterState:
     """Takes units, or stands in line for them."""
     body = call.body
     (name,) = from_id("l", "allowance", call.path["allowanceId"])
-    request, request_id = call.prepare(
-        wire.LimitsTake(run=body.scope_id, limit=name, units=body.units, wait_ms=body.ttl_seconds * 1000)
-    )
+    request, request_id = call.prepare(limit_wanted(body.scope_id, name, body.units, body.ttl_seconds))
     assert isinstance(request, wire.LimitsTake)
-    waiter = await call.waiters.start(call.access, body.holder, body.scope_id, request, request_id)
+    waiter = await call.waiters.start(call.access, body.holder, request, request_id)
     return state_of(waiter)

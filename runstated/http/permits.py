@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import msgspec
 from msgspec import Meta
 
 from runstate import wire
@@ -13,7 +12,7 @@ from runstated.http.errors import ApiError
 from runstated.http.fields import Holder, LeaseSeconds, TokenText, name_in
 from runstated.http.holds import Renew, Renewed, renewed
 from runstated.http.names import from_id, from_token, to_id, to_token
-from runstated.http.waiters import CLAIM_MS
+from runstated.http.waiters import slots_wanted
 from runstated.http.waiting import WaiterState, state_of
 
 NOT_THEIRS = "the slots are not the waiter's yet, or not any more"
@@ -45,7 +44,7 @@ class Acquire(Body, frozen=True):
     holder: Holder = ""
     holder_session: Holder = ""
     lease_seconds: LeaseSeconds = 30
-    waiter_id: Annotated[str, Meta(max_length=128)] | None = None
+    waiter_id: Annotated[str, Meta(max_length=4_000)] | None = None
 
 
 class Wait(Body, frozen=True):
@@ -88,7 +87,7 @@ async def acquire(call: Call) -> Grant:
     (name,) = from_id("p", "permit", call.path["permitId"])
     lease_ms = body.lease_seconds * 1000
     if body.waiter_id is not None:
-        token = await _claim(call, name, body.waiter_id, lease_ms)
+        token = await _claim(call, body.waiter_id, lease_ms)
     else:
         request = wire.SlotsAcquire(run=body.scope_id, pool=name, units=body.units, lease_ms=lease_ms, wait_ms=0)
         reply = await call.ask(request, worker=body.holder)
@@ -98,42 +97,20 @@ async def acquire(call: Call) -> Grant:
     return Grant(grant_id=to_token(token), token=to_token(token))
 
 
-async def _claim(call: Call, pool: str, waiter_id: str, lease_ms: int) -> int:
-    waiter = call.waiters.find(call.access, waiter_id)
+async def _claim(call: Call, waiter_id: str, lease_ms: int) -> int:
     key = call.idempotency_key
-    if waiter is None:
-        token = await _promised(call, pool, waiter_id)
-    elif waiter.state == "SIGNALED" or (waiter.state == "CLAIMED" and key is not None and waiter.claim == key):
-        token = waiter.token
-    else:
-        raise ApiError("CAPACITY_UNAVAILABLE", NOT_THEIRS)
-    await call.ask(wire.Renew(token=token, lease_ms=lease_ms))
-    if waiter is not None:
-        waiter.state, waiter.claim = "CLAIMED", key
-    return token
-
-
-async def _promised(call: Call, pool: str, waiter_id: str) -> int:
-    """The token of a waiter that was forgotten, by a restart: its request is sent again, and has the same answer for as
-    long as the promise holds."""
-    body, number = call.body, waiter_id.rpartition("_")[2]
     try:
-        request_id = int(number, 16)
-    except ValueError:
-        request_id = 0
-    if not 0 < request_id < 2**63:
+        waiter = await call.waiters.find(call.access, waiter_id)
+    except ApiError as error:
+        if error.code != "NOT_FOUND":
+            raise
+        raise ApiError("CAPACITY_UNAVAILABLE", NOT_THEIRS) from error
+    is_mine = waiter.state == "CLAIMED" and key is not None and waiter.claim == key
+    if waiter.state != "SIGNALED" and not is_mine:
         raise ApiError("CAPACITY_UNAVAILABLE", NOT_THEIRS)
-    request = waiting_for(body.scope_id, pool, body.units)
-    again = msgspec.structs.replace(request, wait_ms=0, keep=True, again=True)
-    reply = await call.gateway.ask(call.access, body.holder, again, request_id)
-    if not isinstance(reply, wire.SlotsGranted):
-        raise ApiError("CAPACITY_UNAVAILABLE", NOT_THEIRS)
-    return reply.token
-
-
-def waiting_for(run: str, pool: str, units: int) -> wire.SlotsAcquire:
-    """The request of a waiter: what it gets is promised for a while, to be claimed."""
-    return wire.SlotsAcquire(run=run, pool=pool, units=units, lease_ms=CLAIM_MS)
+    await call.ask(wire.Renew(token=waiter.token, lease_ms=lease_ms))
+    waiter.state, waiter.claim = "CLAIMED", key
+    return waiter.token
 
 
 @endpoint("POST", "/permits/{permitId}/wait", WaiterState, Wait)
@@ -141,9 +118,9 @@ async def wait(call: Call) -> WaiterState:
     """Stands in line; the units are promised when it is its turn, for ten seconds."""
     body = call.body
     (name,) = from_id("p", "permit", call.path["permitId"])
-    request, request_id = call.prepare(waiting_for(body.scope_id, name, body.units))
+    request, request_id = call.prepare(slots_wanted(body.scope_id, name, body.units))
     assert isinstance(request, wire.SlotsAcquire)
-    waiter = await call.waiters.start(call.access, body.holder, body.scope_id, request, request_id)
+    waiter = await call.waiters.start(call.access, body.holder, request, request_id)
     return state_of(waiter)
 
 

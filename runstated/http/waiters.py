@@ -5,21 +5,65 @@
             WAITING --cancel, run over--> CANCELLED                WAITING --not asked for in 30 s--> EXPIRED
 
 A waiter is an ordinary parked call of the session of its worker; SIGNALED is its lease, of ten seconds. Waiters live in
-memory: one that is not known (after a restart) has expired, and its client stands in line again.
+memory. Their ids say what they wait for: one that is not known (after a restart) is asked for again under the same
+request id, which brings what it was given meanwhile, or puts it into its line.
 """
 
 import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from runstate import wire
 from runstated.http.errors import OTHER_REQUEST, ApiError
 from runstated.http.gateway import Door, Gateway, Pending, checked
+from runstated.http.names import from_id, to_id
 from runstated.store.tx import Access
 
+Wanted = wire.LimitsTake | wire.SlotsAcquire
 CLAIM_MS = 10_000
 UNREAD_S = 30.0
 REMEMBERED_S = 600.0
+
+
+def slots_wanted(run: str, pool: str, units: int) -> wire.SlotsAcquire:
+    """The request of a waiter for slots: what it gets is promised for a while, to be claimed."""
+    return wire.SlotsAcquire(run=run, pool=pool, units=units, lease_ms=CLAIM_MS)
+
+
+def limit_wanted(run: str, limit: str, units: int, ttl_s: int) -> wire.LimitsTake:
+    """The request of a waiter for a limit."""
+    return wire.LimitsTake(run=run, limit=limit, units=units, wait_ms=ttl_s * 1000)
+
+
+def _id_of(worker: str, request: Wanted, request_id: int) -> str:
+    what, ttl_s = (
+        request.limit if isinstance(request, wire.LimitsTake) else request.pool,
+        (request.wait_ms or 0) // 1000,
+    )
+    return to_id("w", request.run, what, f"={worker}", *(f"{n:x}" for n in (request.units, ttl_s, request_id)))
+
+
+def _of_id(name: str) -> tuple[str, Wanted, int]:
+    """Worker, request and request id. Raises ApiError."""
+    run, what, worker, *numbers = from_id("w", "waiter", name, 6)
+    try:
+        units, ttl_s, request_id = (int(number, 16) for number in numbers)
+        request = limit_wanted(run, what, units, ttl_s) if ttl_s else slots_wanted(run, what, units)
+        again = msgspec.structs.replace(request, keep=True, again=True)
+        # As strict as with any other request: an id may be made up.
+        found = msgspec.convert(msgspec.to_builtins(again), type(request))
+        if not (worker.startswith("=") and 0 < request_id < 2**63):
+            raise ValueError("no waiter has such an id")
+    except (ValueError, msgspec.ValidationError) as error:
+        raise ApiError("NOT_FOUND", f"waiter {name[:100]} not found") from error
+    return worker[1:], found, request_id
+
+
+def _ended(error: ApiError) -> str:
+    """How a waiter stands that is no more."""
+    return "CANCELLED" if error.code in ("SCOPE_CANCELLED", "DEADLINE_EXCEEDED") else "EXPIRED"
 
 
 @dataclass(eq=False)
@@ -45,16 +89,14 @@ class Waiters:
         self._gateway = gateway
         self._waiters: dict[str, Waiter] = {}
 
-    async def start(
-        self, access: Access, worker: str, run: str, request: wire.WaitingRequest[Any], request_id: int
-    ) -> Waiter:
+    async def start(self, access: Access, worker: str, request: Wanted, request_id: int) -> Waiter:
         """Puts a call into its line; returns when it is known whether it has to wait. Raises its refusal."""
-        name = f"{run}_{request_id:x}"
+        name = _id_of(worker, request, request_id)
         waiter = self._waiters.get(name)
         if waiter is None:
             door, pending = await self._gateway.start(access, worker, request, request_id)
             needs_reading = isinstance(request, wire.SlotsAcquire)
-            waiter = self._waiters[name] = Waiter(name, access.space, door, pending, needs_reading, run)
+            waiter = self._waiters[name] = Waiter(name, access.space, door, pending, needs_reading, request.run)
             pending.reply.add_done_callback(lambda reply: self._answered(waiter, reply))
             self._look_after(waiter)
         elif waiter.pending.request != request:
@@ -70,33 +112,33 @@ class Waiters:
         return waiter
 
     async def state(self, access: Access, name: str) -> str:
-        """How a waiter stands. One that is not known has expired, or was cancelled if its run is over."""
-        waiter = self.find(access, name)
-        if waiter is not None and waiter.state != "SIGNALED":
-            self._look_after(waiter)
-            return waiter.state
-        run = name.partition("_")[0] if waiter is None else waiter.run
+        """How a waiter stands."""
         try:
-            view = await self._gateway.ask(access, "", wire.RunsGet(run=run[:64] or "-"))
-        except ApiError:
-            return "EXPIRED"
-        if not isinstance(view, wire.RunView) or view.state != "active":
-            return "CANCELLED"
-        return "EXPIRED" if waiter is None else waiter.state
+            waiter = await self.find(access, name)
+        except ApiError as error:
+            return _ended(error)
+        self._look_after(waiter)
+        if waiter.state == "SIGNALED":
+            view = await self._gateway.ask(access, "", wire.RunsGet(run=waiter.run))
+            if isinstance(view, wire.RunView) and view.state != "active":
+                return await self.cancel(access, name)
+        return waiter.state
 
-    def find(self, access: Access, name: str) -> Waiter | None:
+    async def find(self, access: Access, name: str) -> Waiter:
+        """The waiter of that id. Raises ApiError for what cannot be one, or the refusal of what it waits for."""
         waiter = self._waiters.get(name)
         if waiter is None or waiter.space != access.space:
-            return None
+            waiter = await self.start(access, *_of_id(name))
         if waiter.state == "SIGNALED" and waiter.token not in self._gateway.engine.memory.holds:
             waiter.state = "EXPIRED"
         return waiter
 
     async def cancel(self, access: Access, name: str) -> str:
         """Its caller has given up; a grant that won the race stands, a promise goes to the next in line."""
-        waiter = self.find(access, name)
-        if waiter is None:
-            return await self.state(access, name)
+        try:
+            waiter = await self.find(access, name)
+        except ApiError as error:
+            return _ended(error)
         if waiter.state == "WAITING":
             waiter.state = "CANCELLED"
             self._gateway.cancel(waiter.door, waiter.pending)

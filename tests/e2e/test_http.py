@@ -342,12 +342,30 @@ def test_waiters_stand_in_the_same_line_as_everybody_and_survive_a_restart_witho
     later = api.good("POST", f"/permits/{permit}/wait", body)["waiterId"]
     api.daemon.kill()
     api.daemon.start()
-    assert api.good("GET", f"/permit-waiters/{later}") == {"state": "EXPIRED"}
+    assert api.good("GET", f"/permit-waiters/{later}") == {"state": "WAITING"}
     api.good("POST", f"/grants/{claimed['grantId']}/renew", {"token": claimed["token"], "leaseSeconds": 30})
     api.good("POST", f"/grants/{claimed['grantId']}/release", {"token": claimed["token"]})
-    assert api.acquire(permit)[0] == 200
+    assert api.good("GET", f"/permit-waiters/{later}") == {"state": "SIGNALED"}
     api.good("POST", f"/scopes/{api.run}/cancel")
+    api.daemon.kill()
+    api.daemon.start()
     assert api.good("GET", f"/permit-waiters/{later}") == {"state": "CANCELLED"}
+
+
+def test_a_waiter_of_a_limit_survives_a_restart_and_its_units_are_spent_once(api: Api) -> None:
+    limit = api.good("PUT", "/allowances/by-name/calls", {"unitsLimit": 2, "windowSeconds": 86_400})["id"]
+    body = {"scopeId": api.run, "units": 2, "holder": "w", "ttlSeconds": 60}
+    taken = api.good("POST", f"/allowances/{limit}/wait", body)
+    waits = api.good("POST", f"/allowances/{limit}/wait", body)["waiterId"]
+    api.daemon.kill()
+    api.daemon.start()
+    assert api.good("GET", f"/allowance-waiters/{taken['waiterId']}")["state"] == "GRANTED"
+    assert api.good("GET", f"/allowance-waiters/{waits}") == {"state": "WAITING"}
+    assert api.good("GET", f"/allowances/{limit}")["remaining"] == 0
+    api.daemon.kill()
+    api.daemon.start()
+    assert api.good("POST", f"/allowance-waiters/{waits}/cancel") == {"state": "CANCELLED"}
+    eventually(lambda: api.waits() == 0)
 
 
 def test_a_promise_is_claimed_once_also_after_a_restart_and_ends_with_its_run(api: Api) -> None:
