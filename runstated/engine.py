@@ -39,6 +39,7 @@ from runstated.clock import Clock
 from runstated.domain import keys, leases, sessions
 from runstated.keyring import Keyring
 from runstated.lines import Memory
+from runstated.pressure import Pressure
 from runstated.settings import BATCH_REQUESTS_MAX, WAL_CHECKPOINT_BYTES
 from runstated.store.sqlite import Store
 from runstated.store.tx import Access, Caller, Refusal, Tx
@@ -77,6 +78,7 @@ class Engine:
         self.outbox: Outbox | None = None
         self.overview: Callable[[wire.StatusView, str, int], wire.StatusView] | None = None
         self.keyring = Keyring()
+        self.pressure = Pressure()
         self.keys_changed: Callable[[], None] | None = None  # told after the keyring
         self._executor = Executor(self.memory, clock, store.instance)
         self._cache = Cache()
@@ -166,6 +168,7 @@ class Engine:
             if cached is not None:
                 self._send([(session, request_id)], cached)
                 return
+        self.pressure.add(session)
         if request.reads:
             self._spawn(self._read(session, access, request_id, request))
             return
@@ -253,6 +256,9 @@ class Engine:
             entries.append(Tick())
         while self._rest and len(kept) + len(entries) < BATCH_REQUESTS_MAX:
             entries.append(self._rest.popleft())
+        for entry in entries:
+            if isinstance(entry, Ask):
+                self.pressure.take(entry.session)
         return kept + _away_first(entries)
 
     async def _batch(self, entries: list[Entry]) -> None:
@@ -392,6 +398,7 @@ class Engine:
         except Exception as fault:
             log.exception("a read failed")
             reply = wire.Error(code="INTERNAL", message=f"the daemon failed at this request ({type(fault).__name__})")
+        self.pressure.take(session)
         self._send([(session, request_id)], wire.encode(reply))
 
     def when_quiet(self, look: Callable[[], None]) -> None:

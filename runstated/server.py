@@ -6,6 +6,7 @@ import os
 import socket
 import ssl
 import sys
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
@@ -20,6 +21,7 @@ from runstated.listening import keep_alive
 from runstated.sessions import HelloRefused, Origin, Sessions, Transport
 from runstated.settings import (
     CONNECTIONS_PER_PROCESS_MAX,
+    FRAMES_PER_TURN,
     HELLO_BYTES_MAX,
     HELLO_MS,
     LISTEN_BACKLOG,
@@ -92,6 +94,9 @@ class Connection(asyncio.Protocol):
         self._access = Access()
         self._pid = 0
         self._hello_timer: asyncio.TimerHandle | None = None
+        self._frames: deque[tuple[int, bytes]] = deque()  # that have come and wait for their turn
+        self._is_paused = self._is_stopped = False
+        self._quiet_until = 0.0
 
     # ------------------------------------------------------------------ the transport
 
@@ -157,10 +162,39 @@ class Connection(asyncio.Protocol):
         except framing.FrameError as error:
             self._fail(0, "VALIDATION_FAILED", str(error))
             return
-        for request_id, body in frames:
+        self._frames.extend(frames)
+        if not self._is_paused:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Some of the frames that have come. While there are more, the connection is read no further: others have their
+        turn, and a session that sends faster than it is served fills its own socket."""
+        self._is_paused = False
+        for _ in range(FRAMES_PER_TURN):
             if self._transport is None or self._transport.is_closing():
-                return
-            self._frame(request_id, body)
+                self._frames.clear()
+            if not self._frames:
+                break
+            self._frame(*self._frames.popleft())
+            if self._session is not None and self._engine.pressure.is_high(self._session):
+                break
+        if self._transport is None or self._transport.is_closing() or self._is_stopped:
+            return
+        loop = asyncio.get_running_loop()
+        if self._session is not None and self._engine.pressure.is_high(self._session):
+            self._pause()
+            self._engine.pressure.when_relieved(self._session, lambda: loop.call_soon(self._go_on))
+        elif self._frames:
+            self._pause()
+            loop.call_soon(self._go_on)
+        elif not self._transport.is_reading():
+            self._transport.resume_reading()
+
+    def _pause(self) -> None:
+        assert self._transport is not None, "it was looked at a moment ago"
+        self._is_paused = True
+        if self._transport.is_reading():
+            self._transport.pause_reading()
 
     def pause_writing(self) -> None:
         """What is not sent yet has passed UNSENT_BYTES_MAX."""
@@ -177,7 +211,7 @@ class Connection(asyncio.Protocol):
             if self._session is None:
                 self._fail(request_id, "VALIDATION_FAILED", f"the first frame must be a hello: {error}")
             else:
-                log.info("process %d sent a request that is not valid: %s", self._pid, error)
+                self._complain("process %d sent a request that is not valid: %s", self._pid, error)
                 self._error(request_id, "VALIDATION_FAILED", f"the request is not valid: {error}")
             return
         kind = type(request)
@@ -191,7 +225,7 @@ class Connection(asyncio.Protocol):
         elif request_id or not isinstance(request, wire.WaitingRequest):
             self._engine.ask(self._session, self._access, request_id, request)
         else:
-            log.info("process %d sent a request that may wait under id 0", self._pid)
+            self._complain("process %d sent a request that may wait under id 0", self._pid)
             self._error(0, "VALIDATION_FAILED", "a request that may wait needs an id of its own")
 
     def _connection_verb(self, request_id: int, request: wire.Request[Any]) -> None:
@@ -285,8 +319,18 @@ class Connection(asyncio.Protocol):
             self._transport.close()
 
     def stop_reading(self) -> None:
+        """What has come and had no turn yet is sent again to the next daemon."""
+        self._is_stopped = True
+        self._frames.clear()
         if self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
+
+    def _complain(self, message: str, *arguments: object) -> None:
+        """A line in the log, at most one in a second for each connection."""
+        now = asyncio.get_running_loop().time()
+        if now >= self._quiet_until:
+            self._quiet_until = now + 1
+            log.info(message, *arguments)
 
     def _error(self, request_id: int, code: str, message: str) -> None:
         self.send(request_id, wire.encode(wire.Error(code=code, message=message)))

@@ -26,6 +26,8 @@ CONNECTIONS_PER_PROCESS_MAX = 256  # a process that leaks connections is stopped
 REMOTE_CONNECTIONS_MAX = 4_096  # over TCP, of all clients together: what a flood can take must leave some descriptors
 HELLO_BYTES_MAX = 256 * KIB  # over TCP, before the hello is accepted: a stranger must not make us buffer whole frames
 KEEPALIVE_S, KEEPALIVE_PROBES = 15, 4  # a peer that vanished without a word is found after a minute or so
+FRAMES_PER_TURN = 64  # of one connection, before the others have their turn
+WAITING_PER_SESSION_MAX = 64  # requests that nobody has looked at yet; then its connection is read no further
 LISTEN_BACKLOG = 4_096  # hundreds of agents may start in one second; the kernel cuts this to net.core.somaxconn
 
 # -- The engine --------------------------------------------------------------------------------------------------------

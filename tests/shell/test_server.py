@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,3 +45,59 @@ def test_a_hello_over_tcp_that_takes_too_long_ends_the_connection(
             await made.drain()
 
     play(story())
+
+
+async def _said_hello(path: Path, session: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await asyncio.open_unix_connection(str(path))
+    hello = wire.Hello(protocol=1, protocol_min=1, session=session, worker=session)
+    writer.write(framing.pack(1, wire.encode(hello)))
+    ((_, body),) = framing.Splitter().feed(await reader.read(65_536))
+    assert isinstance(wire.decode_reply(body), wire.Welcome)
+    return reader, writer
+
+
+@pytest.mark.parametrize(
+    ("request_", "other"),
+    [
+        (wire.encode(wire.RunsJoin(name="flood")), wire.RunsJoin(name="mine")),
+        (wire.encode(wire.RunsGet(run="r1")), wire.RunsJoin(name="mine")),
+        (b"\x81\xa4verb\xa4nope", wire.Beat(tokens=())),
+    ],
+    ids=["runs.join", "runs.get", "unknown"],
+)
+def test_a_connection_that_floods_fills_its_own_socket_and_holds_up_nobody(
+    tmp_path: Path, request_: bytes, other: wire.Request[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    path = tmp_path / "sock"
+    local = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    local.bind(str(path))
+    sent, answered = 5_000, []
+
+    async def listen(reader: asyncio.StreamReader, begun: asyncio.Event) -> None:
+        splitter = framing.Splitter()
+        while len(answered) < sent:
+            answered.extend(request_id for request_id, _ in splitter.feed(await reader.read(65_536)))
+            begun.set()
+
+    async def story() -> None:
+        async with life(tmp_path / "db") as it:
+            made = server.Server(it.engine, version="test", socket_path=str(path))
+            await made.listen(local)
+            loud_reader, loud = await _said_hello(path, "loud")
+            reader, writer = await _said_hello(path, "quiet")
+            begun = asyncio.Event()
+            listening = asyncio.create_task(listen(loud_reader, begun))
+            loud.write(b"".join(framing.pack(2 + number, request_) for number in range(sent)))
+            await begun.wait()
+            writer.write(framing.pack(2, wire.encode(other)))
+            await reader.read(65_536)
+            assert len(answered) < 1_000, "those who came later were served first"
+            await listening
+            assert sorted(answered) == list(range(2, 2 + sent))
+            for each in (loud, writer):
+                each.close()
+            await made.drain()
+
+    play(story())
+    assert len([line for line in caplog.messages if "not valid" in line]) <= 10
