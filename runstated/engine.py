@@ -91,7 +91,7 @@ class Engine:
         self._quiet_until_ms = clock.steady_ms()
         self._checkpointing = False
         self._looks: list[Callable[[], None]] = []  # for when no batch changes the memory
-        self._tick_wanted = False
+        self._tick_wanted = self._ticked_first = False
         self._gate: list[Ask] | None = None  # requests held back until the lines open
         self._unknown_beats: list[tuple[str, int]] = []
         self._in_flight = False
@@ -251,11 +251,13 @@ class Engine:
         entries: list[Entry] = []
         while self._first and len(kept) + len(entries) < BATCH_REQUESTS_MAX:
             entries.append(self._first.popleft())
-        if self._tick_wanted:
-            self._tick_wanted = False
-            entries.append(Tick())
+        # A tick may take so long that no request fits in beside it: one that comes at once again comes last.
+        ticks: list[Entry] = [Tick()] if self._tick_wanted else []
+        self._tick_wanted, self._ticked_first = False, bool(ticks) and not self._ticked_first
+        entries += ticks if self._ticked_first else []
         while self._rest and len(kept) + len(entries) < BATCH_REQUESTS_MAX:
             entries.append(self._rest.popleft())
+        entries += [] if self._ticked_first else ticks
         for entry in entries:
             if isinstance(entry, Ask):
                 self.pressure.take(entry.session)

@@ -7,13 +7,13 @@ row stays a while longer, so that late questions ("what became of my job?") get 
 from runstated.domain import barriers, budgets, needs, once, queues, timers
 from runstated.store.tx import Tx
 
-ROWS_IN_ONE_STEP = 500
+ROWS_IN_ONE_STEP = 100  # some milliseconds
 KEPT_MS = 10 * 60_000  # late questions about its jobs are answered until then
 RUN_KEPT_MS = 7 * 24 * 3_600_000  # `status` on a run that has ended
 MONEY_KEPT_MS = 7 * 24 * 3_600_000  # reservations that have ended, and the ledger, for whoever settles once more
 MONEY_AGAIN_MS = 3_600_000  # while a reservation that is younger holds up the ledger's oldest row
 EVENTS_KEPT = 200_000  # newest events of all runs together; about 60 MB
-EVENTS_IN_ONE_STEP = 2_000
+EVENTS_IN_ONE_STEP = 200
 
 
 def tick(tx: Tx) -> int | None:
@@ -55,7 +55,7 @@ def _old_money(tx: Tx) -> int | None:
 
 
 def _old_events(tx: Tx) -> int | None:
-    row = tx.one("SELECT max(event), min(event) FROM events")
+    row = tx.one("SELECT (SELECT max(event) FROM events), (SELECT min(event) FROM events)")  # together: a full scan
     if row is None or row[0] is None or row[0] - row[1] < EVENTS_KEPT + EVENTS_IN_ONE_STEP:
         return None
     last_gone = min(row[0] - EVENTS_KEPT, row[1] + EVENTS_IN_ONE_STEP)

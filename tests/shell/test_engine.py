@@ -5,6 +5,7 @@ import itertools
 import socket
 import sqlite3
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from runstated.domain import sessions
 from runstated.store.tx import Tx
 from runstated.waits import Settled
 from tests.clock import ManualClock
+from tests.daemons import PATIENCE_S
 from tests.engines import Life, life, play
 
 LEASE_MS = 30_000
@@ -685,6 +687,26 @@ def test_the_log_of_the_database_is_looked_at_after_every_batch(
                 await asyncio.gather(*it.engine._tasks)
             assert largest < 1024 * 1024  # the schema alone takes half of it
             assert it.engine.store.database_bytes() > 3 * 1024 * 1024
+
+    play(story())
+
+
+def test_a_tick_that_is_due_again_and_again_holds_up_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tidying after a large run goes on for a while, and each step may take longer than a batch is to take."""
+
+    def slow(tx: Tx) -> int:
+        time.sleep(0.02)
+        return tx.now_ms
+
+    async def story() -> None:
+        async with life(tmp_path / "db") as it:
+            await it.session("a")
+            with monkeypatch.context() as patch:
+                patch.setattr(dispatch, "TICKS", (slow,))
+                it.engine.memory.due(0)
+                it.engine._want_tick()
+                for number in range(10):
+                    await asyncio.wait_for(it.ask("a", wire.RunsJoin(name=f"{number}")), PATIENCE_S)
 
     play(story())
 
