@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from .connection import Connection
     from .greeting import Address
-    from .inbox import RunWatch
     from .results import RunContext, RunEvent, RunStatus
     from .units import Amount, Duration, Per
 
@@ -40,9 +39,9 @@ class Core:
     def __init__(self, options: dict[str, Any]) -> None:
         self.options = options
         self.queues: list[Queue] = []
+        self.configured = 0  # how often: what was joined before is joined again
         self.scales: dict[str, int] = {}  # of budgets that others have declared, once they are known
         self._made: dict[str, Connection] = {}  # at most one, under "connection"
-        self._watches: list[RunWatch] = []  # of the session before the last ``configure``
 
     def connection(self) -> Connection:
         """The session, made at first use. Raises ConfigError for settings that cannot be used."""
@@ -52,17 +51,15 @@ class Core:
 
             # One atomic step: threads that come at once must not each get a session of their own.
             found = self._made.setdefault("connection", Connection(self._address()))
-            found.runs.add_all(self._watches)
-            self._watches.clear()
         return found
 
     def configure(self, options: dict[str, Any]) -> None:
         """Merges options; the next call starts a session of its own."""
         self.options = {**self.options, **options}
+        self.configured += 1
         made, self._made = self._made, {}
         self.scales.clear()
         for connection in made.values():
-            self._watches += connection.runs.all()
             connection.retire()
 
     def setting(self, option: str, variable: str | None) -> str | None:
@@ -86,13 +83,13 @@ class Core:
                 )
             if not url.startswith("unix://") and key is None:
                 raise errors.ConfigError("over TCP a key is needed: set RUNSTATE_API_KEY or api_key")
-        space = self.setting("space_id", "RUNSTATE_SPACE_ID") or DEFAULT_SPACE
+        space = self.setting("space_id", "RUNSTATE_SPACE_ID")
         worker = self.setting("worker", None)
         timeout = self.options.get("timeout")
         retries = self.options.get("retries")
         return Address(
             url=url,
-            space=units.name(space, "space_id"),
+            space=units.name(DEFAULT_SPACE if space is None else space, "space_id"),
             key=None if key is None else units.text(key, "api_key", LABEL_MAX),
             worker=None if worker is None else units.text(worker, "worker", LABEL_MAX),
             timeout_s=units.milliseconds(TIMEOUT if timeout is None else timeout, "timeout") / 1000,
@@ -136,8 +133,8 @@ class Runstate:
 
     def _binding(self) -> Binding:
         if self._bound is None:
-            name = self._core.setting("run", "RUNSTATE_RUN") or DEFAULT_RUN
-            self._bound = Binding(self._core, units.name(name, "run"), None, None)
+            name = self._core.setting("run", "RUNSTATE_RUN")
+            self._bound = Binding(self._core, units.name(DEFAULT_RUN if name is None else name, "run"), None, None)
         return self._bound
 
     def configure(self, **options: Any) -> None:

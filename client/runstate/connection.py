@@ -240,14 +240,11 @@ class Connection:
                 self._turn, self._turn_of = None, 0
             in_doubt = isinstance(call.error, errors.UnavailableError) and call.error.may_retry
             if waiting is not None or in_doubt:
-                self._tell(wire.Cancel(call=call.request_id))
+                self._send_news(self._one_way(wire.Cancel(call=call.request_id)))
             self._wake_if_needed()
 
-    def _tell(self, request: wire.Request[Any]) -> None:
-        """Sends a message that wants no answer, now or on the next connection (with the lock held)."""
-        self._send_news(self._one_way(request))
-
     def _send_news(self, frame: bytes) -> None:
+        """Sends what wants no answer, now or on the next connection (with the lock held)."""
         if self._stream is not None and not self._stream.write(frame):
             self._drop(self._stream)
         if self._stream is None:
@@ -343,6 +340,9 @@ class Connection:
 
     def _is_reader(self, gate: Gate) -> bool:
         with self._lock:  # until whoever wakes us is through with it, or was interrupted in it
+            if self._reader is None and self._turn is THREAD and self._stream is not None:
+                self._turn = None  # closed before we began to read: nobody else would see the end
+                self._drop(self._stream)
             return self._reader is gate
 
     def _is_needed(self) -> bool:

@@ -15,14 +15,23 @@ Entries = Mapping[str, Mapping[str, Any]]
 
 
 def setup(limits: Entries | None, slots: Entries | None, pools: Entries | None) -> Steps[None]:
-    """Checks everything, then sends it. Raises ConfigError, ConflictError, RunstateError (NOT_FOUND)."""
+    """Checks everything, then sends it, what comes after a refusal too. Raises ConfigError, or the first refusal:
+    ConflictError, RunstateError (NOT_FOUND)."""
     requests = [
         *(_limit(name, options) for name, options in _entries("limits", limits, ("max", "per"))),
         *(_slots(name, options) for name, options in _entries("slots", slots, ("max",))),
         *(_budget(name, options) for name, options in _entries("budgets", pools, ("limit", "currency", "scale"))),
     ]
-    for request in requests:  # noqa: UP028 (what is sent into these steps would go to the list)
-        yield request
+    refusal: errors.RunstateError | None = None
+    for request in requests:
+        try:
+            yield request
+        except errors.UnavailableError:
+            raise
+        except errors.RunstateError as error:
+            refusal = refusal or error
+    if refusal is not None:
+        raise refusal
 
 
 def _entries(what: str, entries: Entries | None, allowed: tuple[str, ...]) -> list[tuple[str, Mapping[str, Any]]]:

@@ -34,7 +34,7 @@ def gather(
     wanted = _need(need, len(items))
     if not items:
         return []
-    ends = None if timeout is None else time.monotonic() + units.seconds(timeout, "timeout")
+    ends = None if timeout is None else time.monotonic() + units.milliseconds(timeout, "timeout") / 1000
     members = tuple(
         wire.GroupMember(
             key=keys.queue_key(queue.name, item, queue._key),

@@ -41,6 +41,8 @@ class Queue:
     ) -> None:
         if key is not None and not callable(key):
             raise errors.ConfigError(f"key is {units.shown(key)}: give a function that returns a string")
+        if handler is not None and not callable(handler):
+            raise errors.ConfigError(f"queue needs a function as its handler, not {units.shown(handler)}")
         self._client = client
         self._name = units.name(name, "the name of a queue")
         self._handler = handler
@@ -49,7 +51,9 @@ class Queue:
         self._concurrency = units.whole(CONCURRENCY if concurrency is None else concurrency, "concurrency")
         self._key = key
         self._resources = resources
-        self._is_async = inspect.iscoroutinefunction(handler)
+        self._is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
+            getattr(handler, "__call__", None)  # noqa: B004 (an object whose call is a coroutine function)
+        )
         if handler is not None:
             for attribute in ("__name__", "__qualname__", "__module__", "__doc__"):
                 if hasattr(handler, attribute):

@@ -72,7 +72,9 @@ def _named(what: str, value: Any) -> tuple[str, int] | None:
             f"{what} of a queue is {units.shown(value)}: give a name or a mapping with name, units"
         )
     _only(what, value, ("name", "units"))
-    return units.name(value.get("name"), f"the name in {what}"), units.whole(value.get("units", 1), f"units in {what}")
+    wanted = value.get("units")
+    name = units.name(value.get("name"), f"the name in {what}")
+    return name, units.whole(1 if wanted is None else wanted, f"units in {what}")
 
 
 def _budget(value: Any) -> Budget | None:

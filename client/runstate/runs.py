@@ -28,6 +28,7 @@ class Binding:
         self.signal = Signal()
         self.over: errors.StoppedError | None = None
         self._info: RunInfo | None = None
+        self._configured = core.configured  # when it was joined
         self._watch: inbox.RunWatch | None = None
 
     # ------------------------------------------------------------------ steps
@@ -35,6 +36,8 @@ class Binding:
     def join(self) -> Steps[RunInfo]:
         """The run, joined or created if need be. Raises StoppedError once it is over."""
         self.check()
+        if self._configured != self._core.configured:
+            self._info = None
         if self._info is not None:
             return self._info
         from . import wire  # brings msgspec, which nobody needs before the first call
@@ -100,7 +103,14 @@ class Binding:
     def check(self) -> None:
         """Raises StoppedError once the run is over, without a request."""
         if self.over is not None:
-            raise errors.StoppedError(self.over.message) from self.over
+            raise self._again() from self.over
+
+    def _again(self, code: str = "STOPPED", status: int = 0) -> errors.StoppedError:
+        """An error of its own that says what ended the run; another client that it passes through is not over."""
+        assert self.over is not None, "called when it is"
+        again = errors.StoppedError(self.over.message, code=code, status=status)
+        again.run = None if self._info is None else self._info.id
+        return again
 
     def ended(self, error: errors.StoppedError) -> None:
         """The run is over: for good, for this client."""
@@ -114,7 +124,7 @@ class Binding:
             code = "SCOPE_CANCELLED"
             self.ended(errors.StoppedError(message, code=code, status=errors.STATUSES[code]))
         assert self.over is not None, "set above"
-        return errors.StoppedError(self.over.message, code=self.over.code, status=self.over.status)
+        return self._again(self.over.code, self.over.status)
 
     def noted(self, error: errors.StoppedError) -> errors.StoppedError:
         """Takes notice of an error that says that a run is over; the same error, to be raised."""
@@ -126,6 +136,7 @@ class Binding:
         from . import inbox, results
 
         self._info = results.RunInfo(view.run, view.name or self.name or CHILD_NAME)
+        self._configured = self._core.configured
         # A child run ends with the session that made it, so that session must come back by itself.
         self._watch = inbox.RunWatch(view.run, self.ended, is_owned=self.parent is not None)
         self._core.connection().watch(self._watch)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import logging
 import signal as signals_of_os
 import threading
@@ -234,7 +235,14 @@ class Worker:
             _hand_over(loop, done, result, error)
 
         threading.Thread(target=work, name=f"runstate-{queue.name}", daemon=True).start()
-        return await done
+        result = await done
+        if not inspect.isawaitable(result):
+            return result
+        entered = enter(around, hold.token)
+        try:
+            return await result
+        finally:
+            leave(entered)
 
 
 def _hand_over(
@@ -335,7 +343,7 @@ def _close(loop: asyncio.AbstractEventLoop) -> None:
 def sources(client: Runstate, concurrency: int | None, queues: Sequence[Queue] | None) -> list[Source]:
     """What is to be served. Raises ConfigError when there is nothing, or something that cannot be."""
     if concurrency is not None:
-        units.whole(concurrency, "concurrency", 1, PLACES_MAX)
+        units.whole(concurrency, "concurrency")
     chosen = client._core.queues if queues is None else queues
     for queue in chosen:
         if not isinstance(queue, Queue):

@@ -14,6 +14,7 @@ from . import framing
 
 RECEIVE_BYTES = 64 * 1024
 _DONT_WAIT = socket.MSG_DONTWAIT
+POLL_MS_MAX = 2**31 - 1  # 24 days: who waits for longer looks again
 WRITABLE_MS = 1_000  # between two looks whether a socket that takes nothing has been given up meanwhile
 
 
@@ -120,4 +121,4 @@ def _readable(connected: socket.socket, timeout: float) -> bool:
         poll.register(connected, select.POLLIN)
     except (OSError, ValueError):
         return True  # closed: recv says so
-    return bool(poll.poll(max(0.0, timeout) * 1000))
+    return bool(poll.poll(min(max(0.0, timeout) * 1000, POLL_MS_MAX)))
