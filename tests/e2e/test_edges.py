@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
 
 import runstate
 from runstate import Runstate
+from tests.daemons import PATIENCE_S
 from tests.e2e.inside import Make, pool, serving
 
 FAR = "99999999d"
@@ -90,3 +92,26 @@ def test_places_have_no_upper_bound_and_units_a_default(rs: Runstate) -> None:
     queue = rs.queue("q", lambda number: number, slots={"name": "gpu", "units": None}, concurrency=5_000)
     with serving(rs, concurrency=1_001):
         assert queue(1) == 1
+
+
+def test_of_two_that_hold_one_slot_each_and_want_the_others_one_is_told_at_once(make: Make) -> None:
+    make().setup(slots={"gpu": {"max": 2}})
+    both = threading.Barrier(2, timeout=PATIENCE_S)
+    seen: list[str] = []
+
+    def work() -> None:
+        client = make()
+        try:
+            with client.slots("gpu"):
+                both.wait()
+                with client.slots("gpu", timeout="1h"):
+                    seen.append("both")
+        except runstate.TimeoutError as error:
+            seen.append(error.code)
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert sorted(seen) == ["DEADLOCK", "both"]
