@@ -112,6 +112,11 @@ class Binding:
         again.run = None if self._info is None else self._info.id
         return again
 
+    def _told(self, error: errors.StoppedError) -> None:
+        """The daemon says so. Not of a run that was joined before the last ``configure``: that one is of no account."""
+        if self._configured == self._core.configured:
+            self.ended(error)
+
     def ended(self, error: errors.StoppedError) -> None:
         """The run is over: for good, for this client."""
         if self.over is None:
@@ -138,5 +143,5 @@ class Binding:
         self._info = results.RunInfo(view.run, view.name or self.name or CHILD_NAME)
         self._configured = self._core.configured
         # A child run ends with the session that made it, so that session must come back by itself.
-        self._watch = inbox.RunWatch(view.run, self.ended, is_owned=self.parent is not None)
+        self._watch = inbox.RunWatch(view.run, self._told, is_owned=self.parent is not None)
         self._core.connection().watch(self._watch)
