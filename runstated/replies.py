@@ -30,6 +30,12 @@ class OtherRequest(Refusal):
     code = "IDEMPOTENCY_CONFLICT"
 
 
+def owner(session: str) -> str:
+    """Whose a reply is that is kept for a day: sessions that differ behind a dot only are those of one caller (the
+    workers of one key over HTTP) and share its request ids."""
+    return session.partition(".")[0]
+
+
 def keep(tx: Tx, key: CallKey, request: wire.Request[Any], reply: wire.Reply) -> None:
     """Keeps the reply, if a repeat of its request would do harm, or the request says so. Who wants no reply (id 0)
     cannot repeat."""
@@ -43,9 +49,9 @@ def keep(tx: Tx, key: CallKey, request: wire.Request[Any], reply: wire.Reply) ->
     new = tx.run(
         "INSERT INTO replies (session, request, fingerprint, reply, until_ms)"
         " VALUES (:session, :request, :fingerprint, :reply, :until) ON CONFLICT (session, request) DO NOTHING",
-        session=key[0],
+        session=owner(key[0]) if request.keep else key[0],
         request=key[1],
-        fingerprint=_fingerprint(request),
+        fingerprint=_fingerprint(key, request),
         reply=_to_text(_without_payload(reply) if request.keep else reply).decode(),
         until=until_ms,
     )
@@ -85,12 +91,12 @@ def kept(tx: Tx, key: CallKey, request: wire.Request[Any]) -> wire.Reply | None:
     """The reply this request got before. Raises OtherRequest when its id was another request's."""
     row = tx.one(
         "SELECT fingerprint, reply FROM replies WHERE session = :session AND request = :request",
-        session=key[0],
+        session=owner(key[0]) if request.keep else key[0],
         request=key[1],
     )
     if row is None:
         return None
-    if row[0] != _fingerprint(request):
+    if row[0] != _fingerprint(key, request):
         raise OtherRequest
     reply: wire.Reply = _from_text(row[1])
     return reply
@@ -106,10 +112,11 @@ def forget(tx: Tx, session: str, request_ids: tuple[int, ...]) -> None:
         )
 
 
-def _fingerprint(request: wire.Request[Any]) -> str:
+def _fingerprint(key: CallKey, request: wire.Request[Any]) -> str:
     """Tells two requests apart, whatever a repeat says of the time that is left."""
+    session = key[0].encode() if request.keep else b""
     if isinstance(request, wire.WaitingRequest):
         request = msgspec.structs.replace(request, again=False, wait_ms=None, ticket=0)
     elif request.again:
         request = msgspec.structs.replace(request, again=False)
-    return f"{zlib.crc32(wire.encode(request)):08x}"
+    return f"{zlib.crc32(session + wire.encode(request)):08x}"

@@ -111,8 +111,10 @@ def drop(tx: Tx, token: int, space: str | None = None) -> Lease | None:
     # Who ends a hold has had the answer that granted it; and an answer with a dead token must never be given again.
     # What names a reservation may: settling it a second time changes nothing, reserving a second time would.
     tx.run(
-        "DELETE FROM replies WHERE session = :session AND request = :request AND (until_ms IS NULL OR :again)",
+        "DELETE FROM replies WHERE session IN (:session, :owner) AND request = :request"
+        " AND (until_ms IS NULL OR :again)",
         session=lease.session,
+        owner=lease.session.partition(".")[0],
         request=lease.request,
         again=lease.kind != "budget",
     )

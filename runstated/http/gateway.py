@@ -149,7 +149,8 @@ class Gateway:
                 raise NotReady(f"writes fail: {self.engine.trouble}")
             door = self._doors[name] = Door(self, name)
             first = new_request_id()
-            hello = wire.Hello(protocol=PROTOCOL, protocol_min=PROTOCOL_MIN, session=name, worker=worker)
+            # Programs that do not say who they are show up in `status` as what they are.
+            hello = wire.Hello(protocol=PROTOCOL, protocol_min=PROTOCOL_MIN, session=name, worker=worker or "http")
             welcome = door.pending[first] = Pending(hello)
             door.opened = welcome.reply
             try:
@@ -182,9 +183,10 @@ def request_id_of(idempotency_key: str, step: int) -> int:
 
 
 def _session_name(access: Access, worker: str) -> str:
-    """Two workers of one label share a session: it is the tokens that tell their holds apart."""
-    digest = hashlib.sha256(f"{access.space}\0{access.key}\0{worker}".encode()).hexdigest()
-    return f"http-{digest[:40]}"
+    """Two workers of one label share a session: it is the tokens that tell their holds apart. What stands before the
+    dot is the key's; see ``replies.owner``."""
+    caller = hashlib.sha256(f"{access.space}\0{access.key}".encode()).hexdigest()
+    return f"http-{caller[:24]}.{hashlib.sha256(worker.encode()).hexdigest()[:24]}"
 
 
 def _look_at(reply: "asyncio.Future[wire.Reply]") -> None:

@@ -238,6 +238,20 @@ def test_a_repeat_gets_the_first_answer_and_another_body_is_a_conflict(api: Api)
     api.refused(409, "IDEMPOTENCY_CONFLICT", "PUT", "/runs/third", idempotency_key="k1")
 
 
+def test_a_repeat_by_another_worker_of_the_key_is_a_conflict_and_not_a_second_hold(api: Api) -> None:
+    permit = api.slots(units=2)
+    assert api.acquire(permit, holder="a") != api.acquire(permit, holder="b")
+    permit = api.slots("other", units=2)
+    body = {"scopeId": api.run, "units": 1, "holderSession": "s"}
+    path = f"/permits/{permit}/acquire"
+    first = api.good("POST", path, {**body, "holder": "a"}, idempotency_key="x")
+    api.refused(409, "IDEMPOTENCY_CONFLICT", "POST", path, {**body, "holder": "b"}, idempotency_key="x")
+    assert api.good("POST", path, {**body, "holder": "a"}, idempotency_key="x") == first
+    api.good("POST", f"/grants/{first['grantId']}/release", {"token": first["token"]})
+    again = api.good("POST", path, {**body, "holder": "a"}, idempotency_key="x")
+    assert again["token"] != first["token"], "an answer with a dead token is not given again"
+
+
 def test_a_refusal_is_not_kept(api: Api) -> None:
     permit = api.slots()
     body = {"scopeId": api.run, "units": 1, "holder": "w", "holderSession": "s", "leaseSeconds": 30}
