@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import queue
@@ -24,6 +25,7 @@ from .demo_facts import Event, Kill
 PATIENCE_S = 90.0  # for each step: a limit for what hangs, generous because machines of CI are slow
 END_S = 15.0  # for a daemon to drain, which takes it milliseconds
 LOG_LINES = 15
+PR_SET_PDEATHSIG = 1  # of Linux, for prctl
 
 
 class DemoFailed(click.ClickException):
@@ -31,6 +33,11 @@ class DemoFailed(click.ClickException):
 
     def show(self, file: object = None) -> None:
         click.echo(f"runstate demo: {self.message}", err=True)
+
+
+def _end_with_parent() -> None:
+    """In the new process: the kernel ends it when the demo is killed and can end nothing any more."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 class PrivateDaemon:
@@ -53,6 +60,7 @@ class PrivateDaemon:
                 cwd=directory,
                 env=kept,
                 start_new_session=True,  # Ctrl-C is for the demo, which then ends everything in order
+                preexec_fn=_end_with_parent if sys.platform.startswith("linux") else None,
             )
 
     def wait_until_it_listens(self) -> None:

@@ -146,11 +146,13 @@ def test_a_worker_that_dies_by_itself_is_a_failure_that_is_said(home: Home) -> N
 
 
 @linux_only
-def test_workers_do_not_outlive_a_demo_that_was_killed(home: Home) -> None:
-    home.run("start")
+@pytest.mark.parametrize("is_there", [True, False])
+def test_nothing_outlives_a_demo_that_was_killed(home: Home, is_there: bool) -> None:
+    if is_there:
+        home.run("start")
     process = start(home)
     left = children(process.pid)
-    assert len(left) == 10
+    assert len(left) == 10 + (not is_there)
     process.kill()
     process.communicate()
     wait_until_gone(left)
