@@ -205,6 +205,9 @@ class Connection(asyncio.Protocol):
     # ------------------------------------------------------------------ frames
 
     def _frame(self, request_id: int, body: bytes) -> None:
+        if request_id > REQUEST_ID_MAX or (self._session is None and not request_id):
+            self._fail(request_id, "VALIDATION_FAILED", f"a request id is 1 to {REQUEST_ID_MAX}; 0 wants no reply")
+            return
         try:
             request: wire.Request[Any] = wire.decode_request(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -341,6 +344,7 @@ class Connection(asyncio.Protocol):
         self.end()
 
 
+REQUEST_ID_MAX = 2**63 - 1
 REMOTE = -1  # stands for the process of every client over TCP
 _OF_THE_CONNECTION = frozenset((wire.Hello, wire.Beat, wire.Cancel, wire.Ack, wire.Bye))
 _OK = wire.encode(wire.Ok())

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
+import re
 import secrets
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -69,7 +70,8 @@ class App:
             Route("/healthz", self._answered(self._healthz, keyed=False), methods=["GET"]),
             Route("/metrics", self._answered(self._show_metrics), methods=["GET"]),
             Route("/openapi.json", self._answered(self._show_document), methods=["GET"]),
-            *(self._route(row) for row in TABLE),
+            # Parts that are words come before those that are ids: `/tasks/admit` is no task.
+            *(self._route(row) for row in sorted(TABLE, key=lambda row: row.path)),
         ]
         self._app: ASGIApp = Starlette(
             routes=routes, exception_handlers={HTTPException: self._no_route, 500: self._fault}
@@ -203,8 +205,8 @@ def _unquoted(text: str) -> str:
 
 def _idempotency_key(request: Request) -> str | None:
     key = request.headers.get("idempotency-key")
-    if key is not None and not 1 <= len(key) <= KEY_CHARS_MAX:
-        raise ApiError("VALIDATION_FAILED", f"an Idempotency-Key has 1 to {KEY_CHARS_MAX} characters")
+    if key is not None and not re.fullmatch(f"[!-~]{{1,{KEY_CHARS_MAX}}}", key):
+        raise ApiError("VALIDATION_FAILED", f"an Idempotency-Key has 1 to {KEY_CHARS_MAX} visible ASCII characters")
     return key
 
 

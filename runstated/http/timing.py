@@ -59,7 +59,7 @@ class Barrier(Answer, frozen=True):
 def timer(call: Call, run: str, name: str, view: wire.TimerView) -> Timer:
     state = "ACKED" if view.acked else "FIRED" if view.fired else "PENDING"
     return Timer(
-        id=to_id("t", run, name),
+        id=to_id("t", run, name, str(view.fire_ms)),
         state=state,
         fire_at=to_iso(view.fire_ms),
         now=to_iso(call.now_ms()),
@@ -108,7 +108,9 @@ async def _set(call: Call, name: str) -> Timer:
 @endpoint("POST", "/timers/{timerId}/ack", Timer, Ack)
 async def ack(call: Call) -> Timer:
     """Somebody goes on after the timer has fired. CONFLICT when somebody has said so before."""
-    run, name = from_id("t", "timer", call.path["timerId"], 2)
+    run, name, token = from_id("t", "timer", call.path["timerId"], 3)
+    if call.body.token != token:
+        raise ApiError("CONFLICT", "the token is not one of this timer")
     return timer(call, run, name, await call.ask(wire.TimersAck(run=run, name=name)))
 
 

@@ -64,8 +64,12 @@ GARBAGE = {
     "an empty body": framing.pack(1, b""),
     "deep nesting": framing.pack(1, b"\x91" * 100_000 + b"\xc0"),
     "a request before the hello": framing.pack(1, wire.encode(wire.RunsJoin(name="x"))),
+    "a request id above the limit": framing.pack(2**63, wire.encode(wire.RunsJoin(name="x"))),
+    "a hello that wants no reply": framing.pack(
+        0, wire.encode(wire.Hello(protocol=1, protocol_min=1, session="raw", worker="raw"))
+    ),
 }
-ONLY_AT_THE_START = ("http", "zeros", "noise", "a request before the hello")
+ONLY_AT_THE_START = ("http", "zeros", "noise", "a request before the hello", "a hello that wants no reply")
 
 
 @pytest.mark.parametrize("what", GARBAGE)
@@ -88,7 +92,7 @@ def test_a_bad_frame_after_the_hello_is_answered(daemon: Daemon, what: str) -> N
         answer = raw.receive()
         assert answer is not None
         assert answer[1].code == "VALIDATION_FAILED"
-        if what.startswith("a length"):
+        if what.startswith(("a length", "a request id")):
             assert raw.is_closed(), "nobody knows where the next frame would begin"
         else:
             assert isinstance(raw.ask(wire.RunsJoin(name="x")), wire.RunView)

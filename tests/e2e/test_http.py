@@ -208,6 +208,9 @@ def test_sizes_are_those_of_the_value(api: Api) -> None:
 def test_unknown_paths_methods_and_ids(api: Api) -> None:
     api.refused(404, "NOT_FOUND", "GET", "/nothing")
     api.refused(405, "METHOD_NOT_ALLOWED", "DELETE", "/runs/x")
+    assert api.ask("OPTIONS", "/v1/spaces/default/tasks/admit").headers["allow"] == "POST"
+    for key in ("a b", "x" * 256):
+        assert "Idempotency-Key" in api.refused(400, "VALIDATION_FAILED", "PUT", "/runs/x", {}, idempotency_key=key)
     for path in ("/scopes/r9", "/tasks/j9", "/allowances/x", "/budgets/b!", "/barriers/xWyJhIl0"):
         api.refused(404, "NOT_FOUND", "GET", path)
     assert api.refused(404, "NOT_FOUND", "PUT", "/mailboxes/by-name/review") == "queue review not found"
@@ -459,7 +462,8 @@ def test_timers_and_barriers(api: Api) -> None:
     due = api.good("PUT", "/timers/by-name/t", {"scopeId": api.run, "afterSeconds": 0})
     assert due["state"] == "FIRED"
     assert api.good("POST", f"/timers/{due['id']}/ack", {"token": due["token"]})["state"] == "ACKED"
-    api.refused(409, "CONFLICT", "POST", f"/timers/{due['id']}/ack", {"token": due["token"]})
+    for token in (due["token"], "bogus"):
+        api.refused(409, "CONFLICT", "POST", f"/timers/{due['id']}/ack", {"token": token})
     assert api.good("PUT", "/timers/by-name/t", {"scopeId": api.run, "afterSeconds": 9})["state"] == "ACKED"
     assert api.good("PUT", "/timers/by-name/u", {"scopeId": api.run, "afterSeconds": 900})["state"] == "PENDING"
     meet = api.good("PUT", "/barriers/by-name/m", {"scopeId": api.run, "target": 2})
