@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import itertools
 import json
 import os
 import signal
@@ -16,12 +17,14 @@ from typing import Any
 
 import pytest
 
+from runstate import wire
 from runstated.http import names
 from tests.daemons import PATIENCE_S
 from tests.e2e.support import Daemon, eventually
 from tests.e2e.test_tcp import OPENSSL
 
 Reply = tuple[int, Any]
+_spaces = itertools.count(1)
 
 
 class Response:
@@ -38,15 +41,19 @@ class Api:
 
     def __init__(self, daemon: Daemon) -> None:
         self.daemon = daemon
-        self.key = self.make_key()
+        self.space = daemon.space
+        with daemon.knock() as owner:
+            owner.hello(session=f"owner-{os.urandom(4).hex()}", space=self.space)
+            self.key = owner.ask(wire.KeysCreate(space=self.space, permissions=wire.PERMISSIONS)).secret
         self.run = self.call("PUT", "/runs/job")[1]["id"]
 
     @property
     def port(self) -> int:
         return int(self.daemon.running().http.rpartition(":")[2])
 
-    def make_key(self, *arguments: str) -> str:
-        made = self.daemon.python("-m", "runstate_cli", "keys", "create", "--json", *arguments)
+    def make_key(self, *arguments: str, space: str | None = None) -> str:
+        where = ["--space", self.space if space is None else space]
+        made = self.daemon.python("-m", "runstate_cli", "keys", "create", "--json", *where, *arguments)
         assert made.returncode == 0, made.stderr
         secret: str = json.loads(made.stdout)["secret"]
         return secret
@@ -64,11 +71,11 @@ class Api:
         connection.request(method, path, data, {name: value for name, value in sent.items() if value is not None})
         return Response(connection)
 
-    def call(self, method: str, path: str, body: Any = None, space: str = "default", **headers: str | None) -> Reply:
+    def call(self, method: str, path: str, body: Any = None, space: str | None = None, **headers: str | None) -> Reply:
         """A call of the API proper: status and JSON."""
         if method != "GET" and body is None:
             body = {}
-        response = self.ask(method, f"/v1/spaces/{space}{path}", body, **headers)
+        response = self.ask(method, f"/v1/spaces/{self.space if space is None else space}{path}", body, **headers)
         return response.status, json.loads(response.body) if response.body else None
 
     def good(self, method: str, path: str, body: Any = None, **headers: str | None) -> Any:
@@ -109,11 +116,32 @@ class Api:
         return len(self.daemon.status().waits)
 
 
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """A daemon that the tests of a module share."""
+    place = Daemon(tmp_path_factory.mktemp("daemon"))
+    place.environ["RUNSTATED_HTTP"] = "127.0.0.1:0"
+    try:
+        place.start()
+        yield place
+    finally:
+        place.close()
+
+
 @pytest.fixture
-def api(no_daemon: Daemon) -> Iterator[Api]:
+def api(served: Daemon) -> Iterator[Api]:
+    """A space of its own in it."""
+    served.fresh(f"space-{next(_spaces)}")
+    yield Api(served)
+    served.end_programs()
+
+
+@pytest.fixture
+def own_api(no_daemon: Daemon) -> Api:
+    """A daemon of its own, which may be killed."""
     no_daemon.environ["RUNSTATED_HTTP"] = "127.0.0.1:0"
     no_daemon.start()
-    yield Api(no_daemon)
+    return Api(no_daemon)
 
 
 def in_thread(work: Any, *args: Any) -> tuple[threading.Thread, list[Any]]:
@@ -128,7 +156,7 @@ def in_thread(work: Any, *args: Any) -> tuple[threading.Thread, list[Any]]:
 
 def test_every_call_but_healthz_needs_a_key(api: Api) -> None:
     assert api.ask("GET", "/healthz", authorization=None).status == 200
-    for path in ("/openapi.json", "/metrics", "/v1/spaces/default/scopes/r1", "/nothing"):
+    for path in ("/openapi.json", "/metrics", f"/v1/spaces/{api.space}/scopes/r1", "/nothing"):
         response = api.ask("GET", path, authorization=None)
         assert (response.status, json.loads(response.body)["error"]["code"]) == (401, "UNAUTHENTICATED"), path
     assert api.ask("GET", "/openapi.json", authorization="Bearer rsk_k1_wrong").status == 401
@@ -136,7 +164,7 @@ def test_every_call_but_healthz_needs_a_key(api: Api) -> None:
 
 def test_a_key_is_good_for_its_own_space_and_until_it_is_revoked(api: Api) -> None:
     api.refused(403, "FORBIDDEN", "PUT", "/runs/x", space="other")
-    other = api.make_key("--space", "other")
+    other = api.make_key(space="other")
     api.refused(404, "NOT_FOUND", "GET", f"/scopes/{api.run}", space="other", authorization=f"Bearer {other}")
     listed = json.loads(api.daemon.python("-m", "runstate_cli", "keys", "list", "--json").stdout)["keys"]
     (found,) = [key["id"] for key in listed if key["space"] == "other"]
@@ -158,7 +186,7 @@ def test_a_page_of_another_site_gets_nothing(api: Api) -> None:
     response = api.ask("GET", "/healthz", host="evil.example")
     assert response.status == 403
     response = api.ask(
-        "OPTIONS", "/v1/spaces/default/runs/x", origin="http://evil.example", host=f"localhost:{api.port}"
+        "OPTIONS", f"/v1/spaces/{api.space}/runs/x", origin="http://evil.example", host=f"localhost:{api.port}"
     )
     assert response.status == 405
     assert not [name for name in response.headers if name.lower().startswith("access-control")]
@@ -193,7 +221,7 @@ def test_what_is_wrong_is_named(api: Api, method: str, path: str, body: Any, nam
 
 @pytest.mark.parametrize("raw", [b"{", b'{"scopeId": NaN}', b"[]", b"\xff", b'"x"', b"[" * 100_000])
 def test_a_body_that_is_no_strict_json_object_is_refused(api: Api, raw: bytes) -> None:
-    response = api.ask("POST", "/v1/spaces/default/once/acquire", raw=raw)
+    response = api.ask("POST", f"/v1/spaces/{api.space}/once/acquire", raw=raw)
     assert (response.status, json.loads(response.body)["error"]["code"]) == (400, "VALIDATION_FAILED")
 
 
@@ -201,14 +229,14 @@ def test_sizes_are_those_of_the_value(api: Api) -> None:
     queue = api.queue()
     assert api.send(queue, "é" * 32_767)[0] == 201
     assert "exceeds 65536 bytes" in api.send(queue, "x" * 65_535)[1]["error"]["message"]
-    response = api.ask("POST", "/v1/spaces/default/tasks", raw=b" " * (2 * 1024 * 1024 + 1))
+    response = api.ask("POST", f"/v1/spaces/{api.space}/tasks", raw=b" " * (2 * 1024 * 1024 + 1))
     assert (response.status, "exceeds 2097152 bytes" in response.body.decode()) == (400, True)
 
 
 def test_unknown_paths_methods_and_ids(api: Api) -> None:
     api.refused(404, "NOT_FOUND", "GET", "/nothing")
     api.refused(405, "METHOD_NOT_ALLOWED", "DELETE", "/runs/x")
-    assert api.ask("OPTIONS", "/v1/spaces/default/tasks/admit").headers["allow"] == "POST"
+    assert api.ask("OPTIONS", f"/v1/spaces/{api.space}/tasks/admit").headers["allow"] == "POST"
     for key in ("a b", "x" * 256):
         assert "Idempotency-Key" in api.refused(400, "VALIDATION_FAILED", "PUT", "/runs/x", {}, idempotency_key=key)
     for path in ("/scopes/r9", "/tasks/j9", "/allowances/x", "/budgets/b!", "/barriers/xWyJhIl0"):
@@ -287,13 +315,14 @@ def test_a_token_is_given_again_only_while_it_lives(api: Api) -> None:
     assert again["token"] != first["token"]
 
 
-def test_the_daemon_is_killed_between_a_request_and_its_answer_and_the_repeat_has_one_effect(api: Api) -> None:
+def test_the_daemon_is_killed_between_a_request_and_its_answer_and_the_repeat_has_one_effect(own_api: Api) -> None:
+    api = own_api
     queue = api.queue()
     for n in range(5):
         connection = api.connect()
         body = {"scopeId": api.run, "mailboxId": queue, "taskKey": f"k:{n}", "input": n}
         headers = {"authorization": f"Bearer {api.key}", "idempotency-key": f"key-{n}"}
-        connection.request("POST", "/v1/spaces/default/tasks", json.dumps(body).encode(), headers)
+        connection.request("POST", f"/v1/spaces/{api.space}/tasks", json.dumps(body).encode(), headers)
         api.daemon.kill()
         connection.close()
         api.daemon.start()
@@ -311,7 +340,7 @@ def test_a_worker_that_has_gone_is_given_no_job(api: Api) -> None:
     connection = api.connect()
     body = {"scopeId": api.run, "mailboxId": queue, "holder": "gone", "waitMs": 20_000, "includeDescendants": True}
     headers = {"authorization": f"Bearer {api.key}", "idempotency-key": "k"}
-    connection.request("POST", "/v1/spaces/default/tasks/admit", json.dumps(body).encode(), headers)
+    connection.request("POST", f"/v1/spaces/{api.space}/tasks/admit", json.dumps(body).encode(), headers)
     eventually(lambda: api.waits() == 1)
     connection.close()
     eventually(lambda: api.waits() == 0)
@@ -345,7 +374,8 @@ def test_the_end_of_a_run_ends_its_polls(api: Api) -> None:
     assert (got[0][0], got[0][1]["error"]["code"]) == (409, "SCOPE_CANCELLED")
 
 
-def test_waiters_stand_in_the_same_line_as_everybody_and_survive_a_restart_without_an_error(api: Api) -> None:
+def test_waiters_stand_in_the_same_line_as_everybody_and_survive_a_restart_without_an_error(own_api: Api) -> None:
+    api = own_api
     permit = api.slots()
     held = api.acquire(permit)[1]
     body = {"scopeId": api.run, "units": 1, "holder": "w2"}
@@ -369,7 +399,8 @@ def test_waiters_stand_in_the_same_line_as_everybody_and_survive_a_restart_witho
     assert api.good("GET", f"/permit-waiters/{later}") == {"state": "CANCELLED"}
 
 
-def test_a_waiter_of_a_limit_survives_a_restart_and_its_units_are_spent_once(api: Api) -> None:
+def test_a_waiter_of_a_limit_survives_a_restart_and_its_units_are_spent_once(own_api: Api) -> None:
+    api = own_api
     limit = api.good("PUT", "/allowances/by-name/calls", {"unitsLimit": 2, "windowSeconds": 86_400})["id"]
     body = {"scopeId": api.run, "units": 2, "holder": "w", "ttlSeconds": 60}
     taken = api.good("POST", f"/allowances/{limit}/wait", body)
@@ -385,7 +416,8 @@ def test_a_waiter_of_a_limit_survives_a_restart_and_its_units_are_spent_once(api
     eventually(lambda: api.waits() == 0)
 
 
-def test_a_promise_is_claimed_once_also_after_a_restart_and_ends_with_its_run(api: Api) -> None:
+def test_a_promise_is_claimed_once_also_after_a_restart_and_ends_with_its_run(own_api: Api) -> None:
+    api = own_api
     permit = api.slots()
     body = {"scopeId": api.run, "units": 1, "holder": "w2"}
 
@@ -420,8 +452,10 @@ def test_a_promise_is_claimed_once_also_after_a_restart_and_ends_with_its_run(ap
     assert api.good("GET", f"/permit-waiters/{waiter}") == {"state": "CANCELLED"}
 
 
-def test_a_stopping_daemon_tells_its_polls_to_come_again(api: Api) -> None:
-    thread, got = in_thread(api.ask, "GET", f"/v1/spaces/default/watch?scopeId={api.run}&cursor=999&waitSeconds=20")
+def test_a_stopping_daemon_tells_its_polls_to_come_again(own_api: Api) -> None:
+    api = own_api
+    path = f"/v1/spaces/{api.space}/watch?scopeId={api.run}&cursor=999&waitSeconds=20"
+    thread, got = in_thread(api.ask, "GET", path)
     eventually(lambda: api.waits() == 1)
     os.kill(api.daemon.running().pid, signal.SIGTERM)
     thread.join(PATIENCE_S)
@@ -480,7 +514,8 @@ def test_timers_and_barriers(api: Api) -> None:
 # ------------------------------------------------------------------ the rest
 
 
-def test_the_document_names_every_endpoint_and_metrics_count_calls(api: Api) -> None:
+def test_the_document_names_every_endpoint_and_metrics_count_calls(own_api: Api) -> None:
+    api = own_api
     document = json.loads(api.ask("GET", "/openapi.json").body)
     assert {"/healthz", "/v1/spaces/{spaceId}/once/acquire", "/v1/spaces/{spaceId}/watch"} <= set(document["paths"])
     text = api.ask("GET", "/metrics").body.decode()

@@ -8,6 +8,7 @@ import pytest
 
 from tests.e2e.test_http import Api
 from tests.e2e.test_http import api as api
+from tests.e2e.test_http import served as served
 
 
 def body(api: Api, **more: Any) -> dict[str, Any]:
@@ -102,9 +103,9 @@ def test_what_has_no_name_is_the_same_for_a_repeat_and_another_for_all_else(api:
     timer = {"scopeId": api.run, "afterSeconds": 3_600}
     barrier = {"scopeId": api.run, "target": 2}
     for path, wanted in (("/timers", timer), ("/barriers", barrier), ("/scopes", {})):
-        first = api.good("POST", path, wanted, idempotency_key=f"one {path}")
-        assert api.good("POST", path, wanted, idempotency_key=f"one {path}")["id"] == first["id"]
-        others = [api.good("POST", path, wanted, idempotency_key=f"two {path}"), api.good("POST", path, wanted)]
+        first = api.good("POST", path, wanted, idempotency_key=f"one-{path}")
+        assert api.good("POST", path, wanted, idempotency_key=f"one-{path}")["id"] == first["id"]
+        others = [api.good("POST", path, wanted, idempotency_key=f"two-{path}"), api.good("POST", path, wanted)]
         assert len({first["id"], *(other["id"] for other in others)}) == 3
     fired = api.good("POST", "/timers", {"scopeId": api.run, "afterSeconds": 0})
     assert fired["state"] == "FIRED"
