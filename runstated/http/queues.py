@@ -260,10 +260,9 @@ async def admit(call: Call) -> Delivery | None:
 
 
 async def _admitted(call: Call, mailbox_id: str, *, below: bool) -> wire.JobGrant | None:
-    body = call.body
-    wanted = wire.AdmitFrom(
-        run=body.scope_id, queue=queue_of(mailbox_id), lease_ms=body.lease_seconds * 1000, below=below
-    )
+    body, queue = call.body, queue_of(mailbox_id)
+    await call.gateway.ask(call.access, "", wire.QueuesDeclare(queue=queue))  # it must exist
+    wanted = wire.AdmitFrom(run=body.scope_id, queue=queue, lease_ms=body.lease_seconds * 1000, below=below)
     reply: wire.JobsGranted = await call.ask(
         wire.QueuesAdmit(queues=(wanted,), wait_ms=body.wait_ms), worker=body.holder
     )

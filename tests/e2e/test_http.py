@@ -245,6 +245,8 @@ def test_unknown_paths_methods_and_ids(api: Api) -> None:
     for target in ("abc", "-1", "0", "1" * 30):
         forged = names.to_id("x", api.run, "n", target)
         api.refused(404, "NOT_FOUND", "POST", f"/barriers/{forged}/arrive", {"arrivalKey": "a"})
+    body = {"scopeId": api.run, "mailboxId": names.to_id("q", "unknown"), "waitMs": 20_000}
+    api.refused(404, "NOT_FOUND", "POST", "/tasks/admit", body)
     assert api.call("GET", "/permit-waiters/nothing")[1] == {"state": "EXPIRED"}
 
 
