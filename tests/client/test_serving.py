@@ -149,7 +149,7 @@ def test_a_second_ctrl_c_leaves_at_once_and_the_job_goes_to_another_worker_uncou
         handler = "def handle(input):\n    say('handles')\n    time.sleep(100)"
     worker = daemon.program(
         f"""
-@runstate.queue("q", lease="600s")
+@runstate.queue("q", lease="600s", concurrency=2)
 {handler}
 try:
     runstate.serve()
@@ -159,6 +159,8 @@ except KeyboardInterrupt:
     )
     sender = daemon.program("say(runstate.queue('q', attempts=5)({'n': 1}))")
     worker.expect("handles")
+    # By the wait for its free place one sees that the first signal was noticed: two at once are one to Python.
+    eventually(lambda: bool([w for w in daemon.status().waits if w.pid == worker.pid]))
     worker.send_signal(2)
     eventually(lambda: not [w for w in daemon.status().waits if w.pid == worker.pid])
     worker.send_signal(2)
