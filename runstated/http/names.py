@@ -14,6 +14,7 @@ import msgspec
 from runstate.wire import LATEST_MS
 from runstated.http.errors import ApiError
 
+NAME_MAX = 520  # characters of a part of an id: the longest is a worker's label
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
@@ -29,7 +30,7 @@ def from_id(kind: str, word: str, text: str, count: int = 1) -> tuple[str, ...]:
             raise ValueError("another kind of id")
         found = base64.urlsafe_b64decode(text[1:] + "=" * (-len(text[1:]) % 4))
         names = msgspec.json.decode(found, type=tuple[str, ...])
-        if len(names) != count or not all(0 < len(name) <= 512 for name in names):
+        if len(names) != count or not all(0 < len(name) <= NAME_MAX for name in names):
             raise ValueError("another number of names")
     except (ValueError, binascii.Error, msgspec.MsgspecError) as error:
         raise ApiError("NOT_FOUND", f"{word} {text[:100]} not found") from error

@@ -38,11 +38,9 @@ def limit_wanted(run: str, limit: str, units: int, ttl_s: int) -> wire.LimitsTak
 
 
 def _id_of(worker: str, request: Wanted, request_id: int) -> str:
-    what, ttl_s = (
-        request.limit if isinstance(request, wire.LimitsTake) else request.pool,
-        (request.wait_ms or 0) // 1000,
-    )
-    return to_id("w", request.run, what, f"={worker}", *(f"{n:x}" for n in (request.units, ttl_s, request_id)))
+    what = request.limit if isinstance(request, wire.LimitsTake) else request.pool
+    numbers = (request.units, (request.wait_ms or 0) // 1000, request_id)
+    return to_id("w", request.run, what, f"={worker}", *(f"{number:x}" for number in numbers))
 
 
 def _of_id(name: str) -> tuple[str, Wanted, int]:
