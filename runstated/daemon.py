@@ -157,21 +157,8 @@ class Service:
 
     def announced(self, info: presence.LockInfo) -> presence.LockInfo:
         """What is said of this daemon, with where it listens beside the socket."""
-        config = self._config
-        listeners = {
-            "tcp": self._tcp,
-            "http": self._http,
-            "tls_cert": str(config.tls_cert or ""),
-            "tls_key": str(config.tls_key or ""),
-            "allow_plaintext": "" if config.tls_cert else "yes",  # it was allowed, or it is not needed
-        }
-        return replace(
-            info,
-            tcp=self._tcp,
-            http=self._http,
-            tls=config.tls_cert is not None,
-            listeners={name: value for name, value in listeners.items() if value} if self._tcp or self._http else {},
-        )
+        cert, key = (str(path or "") for path in (self._config.tls_cert, self._config.tls_key))
+        return replace(info, tcp=self._tcp, http=self._http, tls_cert=cert, tls_key=key)
 
     async def stop(self) -> None:
         """The reverse of `start`, as far as it got. A part that hangs or fails does not keep the rest from closing."""

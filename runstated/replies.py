@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from runstate import wire
+from runstated.domain import leases
 from runstated.store.tx import Refusal, Tx
 from runstated.waits import CallKey
 
@@ -30,12 +31,6 @@ class OtherRequest(Refusal):
     code = "IDEMPOTENCY_CONFLICT"
 
 
-def owner(session: str) -> str:
-    """Whose a reply is that is kept for a day: sessions that differ behind a dot only are those of one caller (the
-    workers of one key over HTTP) and share its request ids."""
-    return session.partition(".")[0]
-
-
 def keep(tx: Tx, key: CallKey, request: wire.Request[Any], reply: wire.Reply) -> None:
     """Keeps the reply, if a repeat of its request would do harm, or the request says so. Who wants no reply (id 0)
     cannot repeat."""
@@ -49,7 +44,7 @@ def keep(tx: Tx, key: CallKey, request: wire.Request[Any], reply: wire.Reply) ->
     new = tx.run(
         "INSERT INTO replies (session, request, fingerprint, reply, until_ms)"
         " VALUES (:session, :request, :fingerprint, :reply, :until) ON CONFLICT (session, request) DO NOTHING",
-        session=owner(key[0]) if request.keep else key[0],
+        session=leases.caller_of(key[0]) if request.keep else key[0],
         request=key[1],
         fingerprint=_fingerprint(key, request),
         reply=_to_text(_without_payload(reply) if request.keep else reply).decode(),
@@ -91,7 +86,7 @@ def kept(tx: Tx, key: CallKey, request: wire.Request[Any]) -> wire.Reply | None:
     """The reply this request got before. Raises OtherRequest when its id was another request's."""
     row = tx.one(
         "SELECT fingerprint, reply FROM replies WHERE session = :session AND request = :request",
-        session=owner(key[0]) if request.keep else key[0],
+        session=leases.caller_of(key[0]) if request.keep else key[0],
         request=key[1],
     )
     if row is None:

@@ -14,7 +14,7 @@ import json
 import os
 import sys
 import time
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 # A holder that has just taken the lock needs microseconds to write its text; a reader that comes between looks again.
@@ -34,8 +34,22 @@ class LockInfo:
     log: str = ""
     tcp: str = ""  # host:port, where it listens for clients over TCP
     http: str = ""  # host:port, where it serves the HTTP API
-    tls: bool = False  # both with TLS
-    listeners: dict[str, str] = field(default_factory=dict)  # the settings by which it listens there
+    tls_cert: str = ""  # the files of both, "" without TLS
+    tls_key: str = ""
+
+    @property
+    def tls(self) -> bool:
+        """Whether it listens with TLS."""
+        return bool(self.tls_cert)
+
+    @property
+    def listeners(self) -> dict[str, str]:
+        """The settings by which a daemon listens where this one does, beside its socket; {} where it does not."""
+        if not self.tcp and not self.http:
+            return {}
+        given = {"tcp": self.tcp, "http": self.http, "tls_cert": self.tls_cert, "tls_key": self.tls_key}
+        given["allow_plaintext"] = "" if self.tls else "yes"  # it was allowed, or it is not needed
+        return {name: value for name, value in given.items() if value}
 
     def encode(self) -> bytes:
         return json.dumps(asdict(self)).encode() + b"\n"

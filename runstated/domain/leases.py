@@ -111,14 +111,20 @@ def drop(tx: Tx, token: int, space: str | None = None) -> Lease | None:
     # Who ends a hold has had the answer that granted it; and an answer with a dead token must never be given again.
     # What names a reservation may: settling it a second time changes nothing, reserving a second time would.
     tx.run(
-        "DELETE FROM replies WHERE session IN (:session, :owner) AND request = :request"
+        "DELETE FROM replies WHERE session IN (:session, :caller) AND request = :request"
         " AND (until_ms IS NULL OR :again)",
         session=lease.session,
-        owner=lease.session.partition(".")[0],
+        caller=caller_of(lease.session),
         request=lease.request,
         again=lease.kind != "budget",
     )
     return lease
+
+
+def caller_of(session: str) -> str:
+    """Whose the replies are that are kept for a day: sessions that differ behind a dot only are those of one caller
+    (the workers of one key over HTTP) and share its request ids."""
+    return session.partition(".")[0]
 
 
 def renew(tx: Tx, token: int, length_ms: int) -> int:

@@ -12,7 +12,7 @@ that wait. A done key remembers the token that finished it, so that a repeat of 
 
 from runstate import wire
 from runstated.domain import leases, payloads, runs
-from runstated.store.tx import Parked, Refusal, Tx, ValidationFailed
+from runstated.store.tx import Parked, Refusal, Row, Tx, ValidationFailed
 from runstated.waits import Topic
 
 SCHEMA = """
@@ -45,10 +45,7 @@ def acquire(tx: Tx, request: wire.OnceAcquire) -> wire.OnceGranted | wire.OnceDo
     """The result, the final failure, or the right to run the function; waits while somebody else runs it."""
     run, key = request.run, request.key
     deadline_ms = runs.active(tx, run).deadline_ms
-    row = tx.one(
-        "SELECT state, failures, result, error FROM once_keys WHERE run = :run AND key = :key", run=run, key=key
-    )
-    state, failures, result, error = row or ("open", 0, None, None)
+    state, failures, result, error = _stored(tx, run, key)
     if state == "done":
         done = wire.OnceDone(result=result)
         tx.settled(run, key, deadline_ms, done)
@@ -73,10 +70,7 @@ def look(tx: Tx, request: wire.OnceGet) -> wire.OnceOpen | wire.OnceHeld | wire.
     """How the key stands; waits in its line while it is held, and takes nothing when it comes up."""
     run, key = request.run, request.key
     runs.active(tx, run)
-    row = tx.one(
-        "SELECT state, failures, result, error FROM once_keys WHERE run = :run AND key = :key", run=run, key=key
-    )
-    state, failures, result, error = row or ("open", 0, None, None)
+    state, failures, result, error = _stored(tx, run, key)
     if state == "done":
         return wire.OnceDone(result=result)
     if state == "failed":
@@ -172,6 +166,14 @@ def tidy(tx: Tx, run: str, many: int) -> int:
 
 
 # ---------------------------------------------------------------------------------------------------- helpers
+
+
+def _stored(tx: Tx, run: str, key: str) -> Row:
+    """State, failures, result and error of a key."""
+    row = tx.one(
+        "SELECT state, failures, result, error FROM once_keys WHERE run = :run AND key = :key", run=run, key=key
+    )
+    return row or ("open", 0, None, None)
 
 
 def _wait(run: str, key: str) -> Parked:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from runstate import wire
 from runstated.http.call import Answer, Body, Call, endpoint
 from runstated.http.errors import ApiError
-from runstated.http.fields import Holder, TtlSeconds, name_in
+from runstated.http.fields import Holder, TtlSeconds
 from runstated.http.names import from_id, to_id
 from runstated.http.waiters import limit_wanted
 from runstated.http.waiting import WaiterState, state_of
@@ -62,22 +62,15 @@ def view(limit: wire.LimitView) -> Allowance:
 
 
 @endpoint("PUT", "/allowances/by-name/{name}", Allowance, Sizes)
+@endpoint("POST", "/allowances", Allowance, Create, status=201)
 async def declare(call: Call) -> Allowance:
     """Looks up, verifies or creates a limit."""
-    return await _declared(call, name_in(call.path["name"]))
-
-
-@endpoint("POST", "/allowances", Allowance, Create, status=201)
-async def create(call: Call) -> Allowance:
-    """Creates a limit, or verifies the one that exists: CONFLICT for other sizes."""
-    return await _declared(call, call.body.name)
-
-
-async def _declared(call: Call, name: str) -> Allowance:
     body = call.body
     if (body.units_limit is None) != (body.window_seconds is None):
         raise ApiError("VALIDATION_FAILED", "unitsLimit and windowSeconds go together")
-    return view(await call.ask(wire.LimitsDeclare(limit=name, max=body.units_limit, per_seconds=body.window_seconds)))
+    return view(
+        await call.ask(wire.LimitsDeclare(limit=call.named(), max=body.units_limit, per_seconds=body.window_seconds))
+    )
 
 
 @endpoint("GET", "/allowances/{allowanceId}", Allowance)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from runstate import wire
 from runstated.http.call import Answer, Body, Call, endpoint
 from runstated.http.errors import ApiError
-from runstated.http.fields import Digits, Holder, Moment, name_in
+from runstated.http.fields import Digits, Holder, Moment
 from runstated.http.names import from_id, to_id, to_ms
 
 RESERVATIONS_MAX = 1_000
@@ -107,21 +107,12 @@ def view(budget: wire.BudgetView) -> Budget:
 
 
 @endpoint("PUT", "/budgets/by-name/{name}", Budget, Sizes)
+@endpoint("POST", "/budgets", Budget, Create, status=201)
 async def declare(call: Call) -> Budget:
     """Looks up, verifies or creates a budget."""
-    return await _declared(call, name_in(call.path["name"]))
-
-
-@endpoint("POST", "/budgets", Budget, Create, status=201)
-async def create(call: Call) -> Budget:
-    """Creates a budget, or verifies the one that exists: CONFLICT for another limit."""
-    return await _declared(call, call.body.name)
-
-
-async def _declared(call: Call, name: str) -> Budget:
     body = call.body
     request = wire.BudgetsDeclare(
-        budget=name,
+        budget=call.named(),
         limit_minor=None if body.limit_minor is None else amount("limitMinor", body.limit_minor),
         currency=body.currency,
         scale=body.scale,

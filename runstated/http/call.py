@@ -12,6 +12,7 @@ from starlette.requests import Request
 
 from runstate import wire
 from runstated.http.errors import ClientGone
+from runstated.http.fields import name_in
 from runstated.http.gateway import Gateway, new_request_id, request_id_of
 from runstated.http.waiters import Waiters
 from runstated.store.tx import Access
@@ -69,6 +70,10 @@ class Call:
 
     def steady_ms(self) -> int:
         return self.gateway.engine.clock.steady_ms()
+
+    def named(self) -> str:
+        """The name in the path or, where an endpoint has none there, in the body. Raises ApiError."""
+        return name_in(self.path["name"]) if "name" in self.path else str(self.body.name)
 
     def own_name(self, kind: str) -> str:
         """A name for something that its caller has not named: the same for each repeat of this call."""

@@ -184,7 +184,7 @@ def request_id_of(idempotency_key: str, step: int) -> int:
 
 def _session_name(access: Access, worker: str) -> str:
     """Two workers of one label share a session: it is the tokens that tell their holds apart. What stands before the
-    dot is the key's; see ``replies.owner``."""
+    dot is the key's; see ``leases.caller_of``."""
     caller = hashlib.sha256(f"{access.space}\0{access.key}".encode()).hexdigest()
     return f"http-{caller[:24]}.{hashlib.sha256(worker.encode()).hexdigest()[:24]}"
 

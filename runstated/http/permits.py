@@ -9,7 +9,7 @@ from msgspec import Meta
 from runstate import wire
 from runstated.http.call import Answer, Body, Call, Done, endpoint
 from runstated.http.errors import ApiError
-from runstated.http.fields import Holder, LeaseSeconds, TokenText, name_in
+from runstated.http.fields import Holder, LeaseSeconds, TokenText
 from runstated.http.holds import Renew, Renewed, renewed
 from runstated.http.names import from_id, from_token, to_id, to_token
 from runstated.http.waiters import slots_wanted
@@ -63,19 +63,10 @@ class Release(Body, frozen=True):
 
 
 @endpoint("PUT", "/permits/by-name/{name}", Permit, Size)
+@endpoint("POST", "/permits", Permit, Create, status=201)
 async def declare(call: Call) -> Permit:
     """Looks up, verifies or creates slots."""
-    return await _declared(call, name_in(call.path["name"]))
-
-
-@endpoint("POST", "/permits", Permit, Create, status=201)
-async def create(call: Call) -> Permit:
-    """Creates slots, or verifies those that exist: CONFLICT for another size."""
-    return await _declared(call, call.body.name)
-
-
-async def _declared(call: Call, name: str) -> Permit:
-    pool = await call.ask(wire.SlotsDeclare(pool=name, max=call.body.units))
+    pool = await call.ask(wire.SlotsDeclare(pool=call.named(), max=call.body.units))
     return Permit(id=to_id("p", pool.pool), name=pool.pool, units=pool.max, units_total=pool.max)
 
 

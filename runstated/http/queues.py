@@ -261,7 +261,8 @@ async def admit(call: Call) -> Delivery | None:
 
 async def _admitted(call: Call, mailbox_id: str, *, below: bool) -> wire.JobGrant | None:
     body, queue = call.body, queue_of(mailbox_id)
-    await call.gateway.ask(call.access, "", wire.QueuesDeclare(queue=queue))  # it must exist
+    # Our own workers may wait for a queue that is yet to come; here a mailbox must exist.
+    await call.gateway.ask(call.access, "", wire.QueuesDeclare(queue=queue))
     wanted = wire.AdmitFrom(run=body.scope_id, queue=queue, lease_ms=body.lease_seconds * 1000, below=below)
     reply: wire.JobsGranted = await call.ask(
         wire.QueuesAdmit(queues=(wanted,), wait_ms=body.wait_ms), worker=body.holder

@@ -78,19 +78,10 @@ def barrier(run: str, name: str, view: wire.BarrierView) -> Barrier:
 
 
 @endpoint("PUT", "/timers/by-name/{name}", Timer, Sleep)
-async def sleep(call: Call) -> Timer:
-    """A timer; does not wait."""
-    return await _set(call, name_in(call.path["name"]))
-
-
 @endpoint("POST", "/timers", Timer, Sleep, status=201)
-async def start(call: Call) -> Timer:
-    """A timer of its own, without a name that others could know."""
-    return await _set(call, call.own_name("timer"))
-
-
-async def _set(call: Call, name: str) -> Timer:
-    body = call.body
+async def sleep(call: Call) -> Timer:
+    """A timer; does not wait. Without a name it is one of its own."""
+    body, name = call.body, _name(call, "timer")
     if (body.after_seconds is None) == (body.at is None):
         raise ApiError("VALIDATION_FAILED", "a timer needs either afterSeconds or at")
     if body.after_seconds is not None and not 0 <= body.after_seconds <= 10**10:
@@ -115,19 +106,10 @@ async def ack(call: Call) -> Timer:
 
 
 @endpoint("PUT", "/barriers/by-name/{name}", Barrier, Meet)
-async def meet(call: Call) -> Barrier:
-    """A barrier; does not arrive at it."""
-    return await _declared(call, name_in(call.path["name"]))
-
-
 @endpoint("POST", "/barriers", Barrier, Meet, status=201)
-async def create(call: Call) -> Barrier:
-    """A barrier of its own, without a name that others could know."""
-    return await _declared(call, call.own_name("barrier"))
-
-
-async def _declared(call: Call, name: str) -> Barrier:
-    body = call.body
+async def meet(call: Call) -> Barrier:
+    """A barrier; does not arrive at it. Without a name it is one of its own."""
+    body, name = call.body, _name(call, "barrier")
     reply = await call.ask(wire.BarriersDeclare(run=body.scope_id, name=name, count=body.target))
     return barrier(body.scope_id, name, reply)
 
@@ -145,6 +127,10 @@ async def look(call: Call) -> Barrier:
     """How a barrier stands."""
     run, name, _ = _barrier_of(call)
     return barrier(run, name, await call.ask(wire.BarriersGet(run=run, name=name)))
+
+
+def _name(call: Call, kind: str) -> str:
+    return name_in(call.path["name"]) if "name" in call.path else call.own_name(kind)
 
 
 def _barrier_of(call: Call) -> tuple[str, str, int]:

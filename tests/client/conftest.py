@@ -7,19 +7,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.support import Daemon
+from tests.e2e.support import Daemon, running
 
 _spaces = itertools.count(1)
 
 
 @pytest.fixture(scope="module")
 def shared_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    place = Daemon(tmp_path_factory.mktemp("daemon"))
-    try:
-        place.start()
+    with running(tmp_path_factory.mktemp("daemon")) as place:
         yield place
-    finally:
-        place.close()
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import runstate
-from tests.e2e.support import Daemon
+from tests.e2e.support import Daemon, running
 
 _spaces = itertools.count(1)
 
@@ -19,12 +19,8 @@ _spaces = itertools.count(1)
 @pytest.fixture
 def daemon(tmp_path: Path) -> Iterator[Daemon]:
     """A daemon that runs, with a state of its own."""
-    place = Daemon(tmp_path)
-    try:
-        place.start()
+    with running(tmp_path) as place:
         yield place
-    finally:
-        place.close()
 
 
 @pytest.fixture
@@ -39,12 +35,8 @@ def no_daemon(tmp_path: Path) -> Iterator[Daemon]:
 
 @pytest.fixture(scope="module")
 def module_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    place = Daemon(tmp_path_factory.mktemp("daemon"))
-    try:
-        place.start()
+    with running(tmp_path_factory.mktemp("daemon")) as place:
         yield place
-    finally:
-        place.close()
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ status shows. ``PATIENCE_S`` is a limit for hanging, never a measure of speed. E
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import select
 import signal
@@ -14,7 +15,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -347,6 +348,18 @@ class Daemon(Home):
             return connection.execute(sql).fetchall()
         finally:
             connection.close()
+
+
+@contextlib.contextmanager
+def running(directory: Path, **environ: str) -> Iterator[Daemon]:
+    """A daemon that runs, with a state of its own."""
+    place = Daemon(directory)
+    place.environ.update(environ)
+    try:
+        place.start()
+        yield place
+    finally:
+        place.close()
 
 
 class Raw:

@@ -20,7 +20,7 @@ import pytest
 from runstate import wire
 from runstated.http import names
 from tests.daemons import PATIENCE_S
-from tests.e2e.support import Daemon, eventually
+from tests.e2e.support import Daemon, eventually, running
 from tests.e2e.test_tcp import OPENSSL
 
 Reply = tuple[int, Any]
@@ -119,13 +119,8 @@ class Api:
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     """A daemon that the tests of a module share."""
-    place = Daemon(tmp_path_factory.mktemp("daemon"))
-    place.environ["RUNSTATED_HTTP"] = "127.0.0.1:0"
-    try:
-        place.start()
+    with running(tmp_path_factory.mktemp("daemon"), RUNSTATED_HTTP="127.0.0.1:0") as place:
         yield place
-    finally:
-        place.close()
 
 
 @pytest.fixture
