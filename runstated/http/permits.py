@@ -78,7 +78,7 @@ async def acquire(call: Call) -> Grant:
     (name,) = from_id("p", "permit", call.path["permitId"])
     lease_ms = body.lease_seconds * 1000
     if body.waiter_id is not None:
-        token = await _claim(call, body.waiter_id, lease_ms)
+        token = await _claim(call, body.waiter_id, name, lease_ms)
     else:
         request = wire.SlotsAcquire(run=body.scope_id, pool=name, units=body.units, lease_ms=lease_ms, wait_ms=0)
         reply = await call.ask(request, worker=body.holder)
@@ -88,7 +88,7 @@ async def acquire(call: Call) -> Grant:
     return Grant(grant_id=to_token(token), token=to_token(token))
 
 
-async def _claim(call: Call, waiter_id: str, lease_ms: int) -> int:
+async def _claim(call: Call, waiter_id: str, pool: str, lease_ms: int) -> int:
     key = call.idempotency_key
     try:
         waiter = await call.waiters.find(call.access, waiter_id)
@@ -96,6 +96,9 @@ async def _claim(call: Call, waiter_id: str, lease_ms: int) -> int:
         if error.code != "NOT_FOUND":
             raise
         raise ApiError("CAPACITY_UNAVAILABLE", NOT_THEIRS) from error
+    asked = waiter.pending.request
+    if not isinstance(asked, wire.SlotsAcquire) or asked.pool != pool:
+        raise ApiError("CAPACITY_UNAVAILABLE", f"the waiter does not wait for the slots {pool}")
     is_mine = waiter.state == "CLAIMED" and key is not None and waiter.claim == key
     if waiter.state != "SIGNALED" and not is_mine:
         raise ApiError("CAPACITY_UNAVAILABLE", NOT_THEIRS)

@@ -428,6 +428,9 @@ def test_a_promise_is_claimed_once_also_after_a_restart_and_ends_with_its_run(ow
         return api.call("POST", f"/permits/{permit}/acquire", wanted, idempotency_key=key)
 
     waiter = promised()
+    other = api.slots("other")
+    wrong = {**body, "waiterId": waiter}
+    api.refused(409, "CAPACITY_UNAVAILABLE", "POST", f"/permits/{other}/acquire", wrong)
     status, grant = claim(waiter, "one")
     assert status == 200
     assert claim(waiter, "one") == (200, grant)
