@@ -21,7 +21,7 @@ import msgspec
 from runstate import wire
 from runstated import dispatch, replies
 from runstated.clock import Clock
-from runstated.domain import keys, leases, runs, sessions
+from runstated.domain import keys, leases, queues, runs, sessions
 from runstated.lines import Memory
 from runstated.settings import BATCH_VERBS_MS
 from runstated.store.tx import Access, Caller, Parked, Refusal, Tx, ValidationFailed
@@ -347,8 +347,9 @@ class Executor:
         memory = self.memory
         waiting: dict[Topic, None] = {}
         while True:
-            waiting.update(dict.fromkeys(line for line in memory.left if line[0] not in HOLD_UP_NOBODY))
-            waiting.update(dict.fromkeys(tx.woken))
+            woken = [*(line for line in memory.left if line[0] not in HOLD_UP_NOBODY), *tx.woken]
+            waiting.update(dict.fromkeys(woken))
+            waiting.update(dict.fromkeys(behind for line in woken for behind in queues.lines_behind(line)))
             memory.left.clear()
             tx.woken.clear()
             if not waiting:

@@ -16,7 +16,7 @@ import msgspec
 from runstate import wire
 from runstated.domain import budgets, leases, limits, slots
 from runstated.store.tx import Tx, ValidationFailed
-from runstated.waits import Topic
+from runstated.waits import WATCH, Topic
 
 SCHEMA = """
 CREATE TABLE needs (
@@ -41,6 +41,11 @@ class Wants(msgspec.Struct, frozen=True):
 
 
 NOTHING = Wants()
+
+
+def watch(space: str, queue: str) -> Topic:
+    """Where workers stand whose jobs lack what the queue says they need, until it says something else."""
+    return (WATCH, space, queue)
 
 
 @dataclass(slots=True)

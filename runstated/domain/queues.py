@@ -19,7 +19,7 @@ import zlib
 from runstate import wire
 from runstated.domain import budgets, jobs, leases, needs, payloads, runs
 from runstated.store.tx import Conflict, NotFound, Parked, Refusal, Tx, ValidationFailed
-from runstated.waits import WATCH, Topic
+from runstated.waits import Topic
 
 SCHEMA = """
 CREATE TABLE queues (
@@ -93,14 +93,14 @@ def line(queue: str, run: str, *, below: bool = True) -> Topic:
     return ("queue", run, queue) if below else ("queue", run, queue, "alone")
 
 
+def lines_behind(line: Topic) -> tuple[Topic, ...]:
+    """Lines whose members let those of this line go first: they look again when somebody has left it."""
+    return ((*line, "alone"),) if line[0] == "queue" and len(line) == 3 else ()
+
+
 def group_line(run: str) -> Topic:
     """Where the caller of a group stands until one more of its jobs has ended."""
     return ("group", run)
-
-
-def needs_watch(space: str, queue: str) -> Topic:
-    """Where workers stand whose jobs lack what the queue says they need, until it says something else."""
-    return (WATCH, space, queue)
 
 
 # ---------------------------------------------------------------------------------------------------- verbs
@@ -117,7 +117,7 @@ def declare(tx: Tx, request: wire.QueuesDeclare) -> wire.QueueView:
             space=tx.caller.space,
             queue=request.queue,
         )
-        tx.wake(needs_watch(tx.caller.space, request.queue))
+        tx.wake(needs.watch(tx.caller.space, request.queue))
     return wire.QueueView(queue=request.queue, attempts=attempts)
 
 
@@ -398,7 +398,7 @@ def _next(
         if wants and needs.lacking(tx, wants, age, blocked):
             blocked.stand(runs.watch(where), age)
             if number == needs.OF_QUEUE:
-                blocked.stand(needs_watch(run.space, queue), age)
+                blocked.stand(needs.watch(run.space, queue), age)
             continue
         row = tx.one(
             f"SELECT {jobs.COLUMNS} FROM jobs WHERE queue = :queue AND run = :run AND needs = :needs"

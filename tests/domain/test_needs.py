@@ -656,3 +656,23 @@ def test_a_circle_through_the_slots_that_a_job_lacks_is_refused(a: Client, d: Cl
     assert "worker-a (pid 100) waits for slots" in error.message
     d.ask(wire.Release(token=theirs))
     assert waits.reply is None
+
+
+# ------------------------------------------------------------------ workers of one run alone
+
+
+@pytest.mark.parametrize("first_dies", [False, True])
+def test_a_worker_of_one_run_alone_is_looked_at_again_when_the_one_before_it_has_left(
+    h: Harness, a: Client, w: Client, d: Client, run: str, first_dies: bool
+) -> None:
+    held = d.ask(slots(run, 2)).token
+    for key in ("1", "2"):
+        send(a, run, key, of(gpu=1))
+    first = w.waits(admit(run))
+    alone = wire.AdmitFrom(run=run, queue="q", lease_ms=LEASE_MS, below=False)
+    second = d.waits(wire.QueuesAdmit(queues=(alone,)))
+    if first_dies:
+        w.die()
+    d.ask(wire.Release(token=held))
+    assert keys(second) == (["1"] if first_dies else ["2"])
+    assert keys(first) == ([] if first_dies else ["1"])
