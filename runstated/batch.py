@@ -19,12 +19,12 @@ from typing import Any, TypeAlias
 import msgspec
 
 from runstate import wire
-from runstated import dispatch, replies
+from runstated import dispatch, faults, replies
 from runstated.clock import Clock
 from runstated.domain import keys, leases, queues, runs, sessions
 from runstated.lines import Memory
 from runstated.settings import BATCH_VERBS_MS
-from runstated.store.tx import Access, Caller, Parked, Refusal, Tx, ValidationFailed
+from runstated.store.tx import Access, Caller, Parked, Refusal, Tx
 from runstated.waits import EVENTS, WATCH, Call, CallKey, Topic
 
 log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ _no_caller = Caller()
 
 
 class Deadlock(Refusal):
-    """the wait would never end: it closes a circle of holds"""
+    """The wait would never end: it closes a circle of holds."""
 
     code = "DEADLOCK"
 
@@ -213,8 +213,8 @@ class Executor:
             self._reread(tx)
         else:
             # What the daemon itself has to do is never refused. If the disk fails, it is kept for a later batch. Any
-            # other failure is a fault of ours, and it stays in one piece: the savepoint is taken back, the fault is
-            # logged.
+            # other failure is a fault of ours or a damaged row, and it stays in one piece: the savepoint is taken back,
+            # the fault is logged.
             self._guarded(tx, None, lambda: self._own(tx, entry))
         self._serve_lines(tx)
 
@@ -225,20 +225,10 @@ class Executor:
         tx.run("SAVEPOINT entry")
         try:
             work()
-        except Refusal as refusal:
-            error = refusal.reply()
-        except sqlite3.OperationalError as fault:  # the disk, or what is under it
-            if key is None or not self._in_transaction():
-                raise
-            log.exception("a statement failed")
-            error = unavailable(fault)
-        except OverflowError:
-            error = ValidationFailed("a number in the request does not fit into 64 bits").reply()
         except Exception as fault:
-            log.exception("a verb failed")
-            error = wire.Error(
-                code="INTERNAL", message=f"the daemon failed at this request ({type(fault).__name__}); see its log"
-            )
+            if faults.is_of_disk(fault) and (key is None or not self._in_transaction()):
+                raise
+            error = faults.reply(fault)
         else:
             tx.run("RELEASE entry")
             return
@@ -473,13 +463,3 @@ class Executor:
             self.memory.replies.append(([call.key], kept))
         elif not (call.away and call.lines):
             self._again(tx, call)
-
-
-def unavailable(cause: object, *, is_known: bool = True) -> wire.Error:
-    """The answer while the daemon cannot serve; the caller may try again. ``is_known``: that nothing was recorded."""
-    outcome = "nothing was recorded" if is_known else "whether this request was recorded is not known: repeat it"
-    return wire.Error(
-        code="UNAVAILABLE",
-        message=f"the daemon cannot write to its database ({cause}); {outcome}",
-        retryable=True,
-    )

@@ -11,15 +11,12 @@ socket file and open the database without asking anybody.
 from __future__ import annotations
 
 import asyncio
-import faulthandler
 import logging
-import logging.handlers
 import os
 import resource
 import signal
 import socket
 import stat
-import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import runstate
 from runstate import paths, presence
-from runstated import lockfile, notify, settings
+from runstated import lockfile, logs, notify, settings
 from runstated.clock import Clock
 from runstated.settings import Settings
 
@@ -35,8 +32,6 @@ if TYPE_CHECKING:
     import ssl
 
 log = logging.getLogger("runstated")
-
-LOG_FORMAT = "%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s"
 
 
 class DaemonError(Exception):
@@ -59,7 +54,7 @@ async def run(config: Settings, ready: Callable[[], None], *, foreground: bool =
     prepare_state_dir(config.state_dir)
     lock = lockfile.acquire(config.lock, _lock_info(config, foreground))
     try:
-        set_up_logging(config, foreground=foreground)
+        logs.set_up(config, foreground=foreground)
         await _live(_as_before(config, lock.before), lock, ready)
     except Exception as error:
         log.error("cannot go on: %s", error, exc_info=not isinstance(error, DaemonError))
@@ -331,21 +326,6 @@ def raise_descriptor_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     except (OSError, ValueError) as error:  # macOS calls the hard limit infinite and refuses it
         log.info("the limit of open files stays at %d: %s", soft, error)
-
-
-def set_up_logging(config: Settings, *, foreground: bool) -> None:
-    handler: logging.Handler
-    if foreground:
-        handler = logging.StreamHandler(sys.stderr)
-    else:
-        handler = logging.handlers.RotatingFileHandler(
-            config.log, maxBytes=settings.LOG_BYTES_MAX, backupCount=settings.LOG_FILES_KEPT, encoding="utf-8"
-        )
-        faulthandler.enable()  # stderr is the log, too
-    handler.setFormatter(logging.Formatter(LOG_FORMAT))
-    root = logging.getLogger()
-    root.addHandler(handler)
-    root.setLevel(config.log_level.upper())
 
 
 def _lock_info(config: Settings, foreground: bool) -> presence.LockInfo:

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from runstate import wire
-from runstated import dispatch
+from runstated import dispatch, faults
 from runstated.batch import (
     Acked,
     Ask,
@@ -32,7 +32,6 @@ from runstated.batch import (
     Opened,
     Reread,
     Tick,
-    unavailable,
 )
 from runstated.cache import Cache
 from runstated.clock import Clock
@@ -42,7 +41,7 @@ from runstated.lines import Memory
 from runstated.pressure import Pressure
 from runstated.settings import BATCH_REQUESTS_MAX, WAL_CHECKPOINT_BYTES
 from runstated.store.sqlite import Store
-from runstated.store.tx import Access, Caller, Refusal, Tx
+from runstated.store.tx import Access, Caller, Tx
 from runstated.waits import CallKey, Settled
 
 log = logging.getLogger(__name__)
@@ -302,7 +301,7 @@ class Engine:
     def _committed(self) -> None:
         memory = self.memory
         for settled, deadline_ms, result in memory.settled:
-            self._cache.put(settled, deadline_ms, wire.encode(result))
+            self._cache.put(settled, deadline_ms, faults.encode(result))
         for run in memory.forgotten_runs:
             self._cache.drop(run)
         for stored in memory.keys:
@@ -315,7 +314,7 @@ class Engine:
         for session, push in pushes:
             self._push(session, push)
         for calls, reply in replies:
-            self._send(calls, wire.encode(reply))
+            self._send(calls, faults.encode(reply))
         if not self._checkpointing and self.store.wal_bytes() > WAL_CHECKPOINT_BYTES:
             self._checkpointing = True
             self._spawn(self._checkpoint())
@@ -352,7 +351,7 @@ class Engine:
             await self.store.reopen()
 
     def _refuse(self, entries: list[Entry], lost: Lost) -> None:
-        error = wire.encode(unavailable(lost.cause, is_known=not lost.in_commit))
+        error = wire.encode(faults.unavailable(lost.cause, is_known=not lost.in_commit))
         for entry in entries:
             if isinstance(entry, Ask):
                 self._send([entry.key], error)
@@ -391,17 +390,10 @@ class Engine:
             reply = await self.store.read(work)
             if isinstance(reply, wire.StatusView) and isinstance(request, wire.StatusGet) and self.overview is not None:
                 reply = await self._look(partial(self.overview, reply, access.space, request.limit))
-        except Refusal as refusal:
-            reply = refusal.reply()
-        except sqlite3.Error as error:
-            reply = wire.Error(
-                code="UNAVAILABLE", message=f"the daemon cannot read its database: {error}", retryable=True
-            )
         except Exception as fault:
-            log.exception("a read failed")
-            reply = wire.Error(code="INTERNAL", message=f"the daemon failed at this request ({type(fault).__name__})")
+            reply = faults.reply(fault, doing="read")
         self.pressure.take(session)
-        self._send([(session, request_id)], wire.encode(reply))
+        self._send([(session, request_id)], faults.encode(reply))
 
     def when_quiet(self, look: Callable[[], None]) -> None:
         """Calls ``look``, which must not raise, when no batch is changing the memory beside it."""
@@ -438,7 +430,7 @@ class Engine:
 
     def _push(self, session: str, push: wire.Push) -> None:
         if self.outbox is not None:
-            self.outbox.push(session, wire.encode(push))
+            self.outbox.push(session, faults.encode(push))
 
     # ------------------------------------------------------------------ time
 

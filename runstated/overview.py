@@ -1,6 +1,7 @@
 """What `status` shows beside the database: the daemon itself, who is connected, who waits for what behind whom."""
 
 import os
+from pathlib import Path
 
 import msgspec
 
@@ -18,7 +19,7 @@ class Overview:
         self._engine = engine
         self._sessions = sessions
         self._version = version
-        self._socket_path = socket_path
+        self._socket_path = _shown(socket_path)
         self._started_ms = engine.clock.wall_ms()
 
     def complete(self, view: wire.StatusView, space: str, limit: int) -> wire.StatusView:
@@ -41,7 +42,7 @@ class Overview:
             started_ms=self._started_ms,
             now_ms=self._engine.clock.wall_ms(),
             socket=self._socket_path,
-            state_dir=str(store.path.parent),
+            state_dir=_shown(store.path.parent),
             database_bytes=store.database_bytes(),
             wal_bytes=store.wal_bytes(),
             sessions=len(self._sessions),
@@ -88,3 +89,8 @@ class Overview:
             behind=tuple(behind),
             lacks=lacks,
         )
+
+
+def _shown(path: str | Path) -> str:
+    """A path as text. One that is no UTF-8 could not be sent."""
+    return os.fsencode(path).decode(errors="replace")

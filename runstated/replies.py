@@ -26,9 +26,10 @@ OLDEST_KEPT = "SELECT until_ms FROM replies WHERE until_ms IS NOT NULL ORDER BY 
 
 
 class OtherRequest(Refusal):
-    """this request id was used for another request of the same session"""
+    """The request id is not new."""
 
     code = "IDEMPOTENCY_CONFLICT"
+    says = "this request id was used for another request of the same session"
 
 
 def keep(tx: Tx, key: CallKey, request: wire.Request[Any], reply: wire.Reply) -> None:

@@ -14,7 +14,7 @@ from typing import Any, cast
 import msgspec
 
 from runstate import framing, wire
-from runstated import overview, processes
+from runstated import faults, overview, processes
 from runstated.access import Access
 from runstated.engine import Engine
 from runstated.listening import keep_alive
@@ -205,6 +205,12 @@ class Connection(asyncio.Protocol):
     # ------------------------------------------------------------------ frames
 
     def _frame(self, request_id: int, body: bytes) -> None:
+        try:
+            self._take(request_id, body)
+        except Exception as fault:  # ours, and no reason to leave the client without an answer
+            self.send(request_id, faults.encode(faults.reply(fault)))
+
+    def _take(self, request_id: int, body: bytes) -> None:
         if request_id > REQUEST_ID_MAX or (self._session is None and not request_id):
             self._fail(request_id, "VALIDATION_FAILED", f"a request id is 1 to {REQUEST_ID_MAX}; 0 wants no reply")
             return
@@ -212,9 +218,9 @@ class Connection(asyncio.Protocol):
             request: wire.Request[Any] = wire.decode_request(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             if self._session is None:
-                self._fail(request_id, "VALIDATION_FAILED", f"the first frame must be a hello: {error}")
+                self._fail(request_id, "VALIDATION_FAILED", "the first frame must be a hello", f": {error}")
             else:
-                self._complain("process %d sent a request that is not valid: %s", self._pid, error)
+                self._complain("process %d sent a request that is not valid", self._pid)
                 self._error(request_id, "VALIDATION_FAILED", f"the request is not valid: {error}")
             return
         kind = type(request)
@@ -338,9 +344,10 @@ class Connection(asyncio.Protocol):
     def _error(self, request_id: int, code: str, message: str) -> None:
         self.send(request_id, wire.encode(wire.Error(code=code, message=message)))
 
-    def _fail(self, request_id: int, code: str, message: str) -> None:
+    def _fail(self, request_id: int, code: str, message: str, detail: str = "") -> None:
+        """``detail``: for the client only, since it may quote what a stranger has sent."""
         log.warning("a connection of process %d is closed: %s", self._pid, message)
-        self._error(request_id, code, message)
+        self._error(request_id, code, message + detail)
         self.end()
 
 

@@ -65,7 +65,7 @@ COLUMNS = "id, name, currency, scale, limit_minor, spent_minor, reserved_minor"
 
 
 class InsufficientBudget(Refusal):
-    """the budget cannot cover the reservation"""
+    """The budget cannot cover the reservation."""
 
     code = "INSUFFICIENT_BUDGET"
 

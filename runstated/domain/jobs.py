@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from runstate import wire
 from runstated.domain import leases, runs
-from runstated.store.tx import Tx
+from runstated.store.tx import Tx, must
 from runstated.waits import Topic
 
 KIND = "job"
@@ -74,7 +74,7 @@ def move(
         reason=reason,
         ended_ms=ended_ms,
     )
-    assert changed == 1, "a job is moved from the state it was read in"
+    must(changed == 1, "a job is moved from the state it was read in")
     if counted:
         count(tx, job.space, job.queue, job.state, state)
 

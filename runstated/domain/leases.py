@@ -48,9 +48,10 @@ COLUMNS = "token, kind, subject, run, session, request, length_ms, granted_ms"
 
 
 class LeaseGone(Refusal):
-    """the hold is gone: it lapsed or was given back, and somebody else may have it now"""
+    """The hold has ended."""
 
     code = "LEASE_LOST"
+    says = "the hold is gone: it lapsed or was given back, and somebody else may have it now"
 
 
 @dataclass(frozen=True, slots=True)

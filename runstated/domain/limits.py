@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from runstate import wire
 from runstated.domain import runs
-from runstated.store.tx import Conflict, NotFound, Parked, Tx, ValidationFailed
+from runstated.store.tx import Conflict, NotFound, Parked, Tx, ValidationFailed, must
 from runstated.waits import Topic
 
 SCHEMA = """
@@ -116,7 +116,7 @@ def spend(tx: Tx, limit: str, units: int) -> None:
     changed = tx.run(
         "UPDATE limits SET used = used + :units WHERE id = :id AND used + :units <= max", id=limit, units=units
     )
-    assert changed == 1, "looked at before"
+    must(changed == 1, "looked at before")
     if tx.is_aside(line(limit)):
         tx.wake(line(limit))  # what was set aside may have been taken by who goes before: it must not hold up more
 

@@ -12,7 +12,7 @@ that wait. A done key remembers the token that finished it, so that a repeat of 
 
 from runstate import wire
 from runstated.domain import leases, payloads, runs
-from runstated.store.tx import Parked, Refusal, Row, Tx, ValidationFailed
+from runstated.store.tx import Parked, Refusal, Row, Tx, ValidationFailed, must
 from runstated.waits import Topic
 
 SCHEMA = """
@@ -62,7 +62,7 @@ def acquire(tx: Tx, request: wire.OnceAcquire) -> wire.OnceGranted | wire.OnceDo
         run=run,
         key=key,
     )
-    assert changed == 1, "only an open key is granted"
+    must(changed == 1, "only an open key is granted")
     return wire.OnceGranted(token=token, attempt=failures + 1)
 
 
@@ -102,7 +102,7 @@ def complete(tx: Tx, request: wire.OnceComplete) -> wire.OnceDone | Refusal:
         result=request.result,
         token=request.token,
     )
-    assert changed == 1, "who holds the lease holds the key"
+    must(changed == 1, "who holds the lease holds the key")
     done = wire.OnceDone(result=request.result)
     tx.answer(line(run, key), done)
     tx.settled(run, key, found.deadline_ms, done)

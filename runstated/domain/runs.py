@@ -56,7 +56,7 @@ NOBODY = ""  # owner of a child run whose session is gone
 
 
 class RunOver(Refusal):
-    """the run is over"""
+    """The run is over."""
 
     code = "SCOPE_CANCELLED"
 
@@ -65,7 +65,7 @@ class RunOver(Refusal):
 
 
 class RunExpired(RunOver):
-    """the run's deadline has passed"""
+    """The run's deadline has passed."""
 
     code = "DEADLINE_EXCEEDED"
 

@@ -176,7 +176,9 @@ class App:
         return response
 
     async def _fault(self, request: Request, error: Exception) -> Response:
-        log.error("an HTTP call failed: %s %s", request.method, request.url.path, exc_info=error)
+        # The route, not the path, which may hold what users work with.
+        route = getattr(request.scope.get("route"), "path", "(none)")
+        log.error("an HTTP call failed: %s %s", request.method, route, exc_info=error)
         return _envelope(request, ApiError("INTERNAL", f"the daemon failed at this call ({type(error).__name__})"))
 
 

@@ -81,7 +81,7 @@ def _operation(row: Endpoint, schema_of: dict[Any, Any], parts: dict[str, Any]) 
         {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}} for name in names
     ]
     operation: dict[str, Any] = {
-        "summary": (row.handle.__doc__ or "").strip().splitlines()[0],
+        "summary": (row.handle.__doc__ or row.path).strip().splitlines()[0],  # `python -OO` strips docstrings
         "operationId": f"{row.method} {row.path}",
         "parameters": parameters,
         "responses": {

@@ -58,16 +58,23 @@ class Parked:
     over: "Callable[[Tx], wire.Reply] | None" = None
 
 
+def must(holds: bool, why: str) -> None:
+    """An assertion that ``python -O`` keeps, for what would be recorded twice or wrongly if it did not hold."""
+    if not holds:
+        raise AssertionError(why)
+
+
 class Refusal(Exception):
-    """The caller's fault. The class's docstring is the default message, ``code`` the stable name on the wire.
+    """The caller's fault. ``says`` is the default message, ``code`` the stable name on the wire.
 
     Raised, it takes back all that the verb wrote; returned, it is the answer and what the verb wrote stays.
     """
 
     code = "VALIDATION_FAILED"
+    says = ""
 
     def __init__(self, message: str | None = None, *, run: str | None = None) -> None:
-        super().__init__(message or (type(self).__doc__ or self.code).strip().splitlines()[0])
+        super().__init__(message or self.says or self.code)
         self.run = run
 
     def reply(self) -> wire.Error:

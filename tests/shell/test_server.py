@@ -101,3 +101,31 @@ def test_a_connection_that_floods_fills_its_own_socket_and_holds_up_nobody(
 
     play(story())
     assert len([line for line in caplog.messages if "not valid" in line]) <= 10
+
+
+def test_a_request_of_the_connection_that_fails_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(session: str, tokens: object) -> None:
+        raise ValueError("a fault of ours")
+
+    path = tmp_path / "sock"
+    local = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    local.bind(str(path))
+
+    async def story() -> None:
+        async with life(tmp_path / "db") as it:
+            monkeypatch.setattr(it.engine, "beat", fails)
+            made = server.Server(it.engine, version="test", socket_path=str(path))
+            await made.listen(local)
+            reader, writer = await _said_hello(path, "a")
+            for request in (wire.Beat(tokens=(1,)), wire.Ack(calls=())):
+                writer.write(framing.pack(2, wire.encode(request)))
+            splitter, replies = framing.Splitter(), []
+            while len(replies) < 2:
+                replies += [wire.decode_reply(body) for _, body in splitter.feed(await reader.read(65_536))]
+            assert [getattr(reply, "code", "OK") for reply in replies] == ["INTERNAL", "OK"]
+            writer.close()
+            await made.drain()
+
+    play(story())
