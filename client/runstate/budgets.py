@@ -1,13 +1,19 @@
-"""``budget``: money held before a call, charged by what it cost, the rest given back."""
+"""``budget``: money held before a call, charged by what it cost, the rest given back.
+
+``cost`` gets the result of the call: what the function returned, or what its coroutine gave. Of a generator it gets
+what that returned (``return usage``), else the last value that it yielded, also when its reader stopped early; of an
+async generator, which cannot return a value, the last one; None when nothing was yielded. A body that raises costs
+nothing.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from . import errors, units
+from . import errors, functions, units
 from .context import current
-from .steps import Run, Steps
+from .steps import Run, Steps, Streamed
 from .wrapping import wrap
 
 if TYPE_CHECKING:
@@ -44,11 +50,20 @@ def budget(
     units.name(name, "the name of a budget")
     if reserve is None:
         raise errors.ConfigError(f"budget {name}: reserve is needed, the amount to hold before the call")
-    if cost is not None and not callable(cost):
-        raise errors.ConfigError(f"budget {name}: cost is {units.shown(cost)}: give a function of the result")
+    check_cost(name, cost)
     units.minor(reserve, units.SCALE_MAX, "reserve")
     sizes = sizes_of(name, limit, currency, scale)
     return Budget(client, name, reserve, cost, *sizes)
+
+
+def check_cost(name: str, cost: object) -> None:
+    """Raises ConfigError for what is no plain function of one result."""
+    if cost is None:
+        return
+    if not callable(cost):
+        raise errors.ConfigError(f"budget {name}: cost is {units.shown(cost)}: give a function of the result")
+    functions.check_plain(cost, f"budget {name}: cost")
+    functions.check(cost, f"budget {name}: cost", "result")
 
 
 def sizes_of(
@@ -129,7 +144,8 @@ def _call(spec: Budget, function: Callable[..., Any], args: tuple[Any, ...], kwa
     cost = reserve
     if spec.cost is not None:
         try:
-            cost = cost_minor(spec.name, spec.cost, result, scale)
+            counted = result.result if isinstance(result, Streamed) else result
+            cost = cost_minor(spec.name, spec.cost, counted, scale)
         except errors.ConfigError as error:
             broken = error
     try:

@@ -148,6 +148,19 @@ def future_waker(loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) 
     return wake
 
 
+def patience_s(request: wire.Request[Any], timeout_s: float) -> float | None:
+    """How long to wait for the answer, in seconds: without a limit only where the caller has set none."""
+    if isinstance(request, wire.WaitingRequest):
+        return None if request.wait_ms is None else request.wait_ms / 1000 + timeout_s
+    return timeout_s
+
+
+def no_answer(request: wire.Request[Any], timeout_s: float) -> errors.UnavailableError:
+    """The error for an answer that has not come in time."""
+    verb = type(request).__struct_config__.tag
+    return errors.UnavailableError(f"runstated did not answer {verb} within {timeout_s:g} s", code="UNAVAILABLE")
+
+
 def unavailable(error: BaseException) -> errors.RunstateError:
     """The error for a connection that failed."""
     if isinstance(error, errors.RunstateError):

@@ -204,6 +204,7 @@ class Runstate:
 
         ``attempts`` (3): failures after which every caller gets OnceFailedError. ``lease`` (30 s): how long a process
         that hangs may hold the work. ``name``: default the function's. ``key``: gets the arguments, gives a string.
+        Generator functions are refused: they have no result.
         """
         options: dict[str, Any] = {"name": name, "key": key, "attempts": attempts, "lease": lease}
         if fn is not None:
@@ -283,7 +284,8 @@ class Runstate:
         units: int | None = None,
         timeout: Duration | None = None,
     ) -> Any:
-        """Wraps a function so that each call first takes units (1) of a limit, in line with all other processes.
+        """Wraps a function so that each call first takes units (1) of a limit, in line with all other processes. A
+        generator takes them at its first ``next``.
 
         ``max`` and ``per`` declare the limit; without them it must exist. ``timeout`` (60 s): TimeoutError after it.
         """
@@ -309,6 +311,7 @@ class Runstate:
         lease: Duration | None = None,
     ) -> Any:
         """Units (1) of a pool, held while a function or a block runs: a decorator, a ``with`` and an ``async with``.
+        A generator holds them from its first ``next`` until it has ended or is closed.
 
         ``max`` declares the pool; without it, it must exist. ``timeout`` (60 s): TimeoutError after it. ``lease``
         (30 s): how long a process that hangs keeps its units.
@@ -329,6 +332,9 @@ class Runstate:
     ) -> Any:
         """Wraps a function so that ``reserve`` is held before each call (BudgetExceededError if the budget cannot cover
         it) and ``cost(result)`` is charged after it, or the reserve without ``cost``; nothing if it raises.
+
+        Of a generator ``cost`` gets what it returned, else the last value that it yielded (None: nothing), also when
+        its reader stopped early; of an async generator the last value.
 
         ``limit`` declares the budget, in ``currency`` (USD) with ``scale`` (2) decimal places.
         """

@@ -24,7 +24,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from . import errors, framing, greeting, wire
-from .calls import Answer, Call, Gate, copied, future_waker, unavailable
+from .calls import Answer, Call, Gate, copied, future_waker, no_answer, patience_s, unavailable
 from .greeting import Address
 from .holds import Heart, Holds
 from .inbox import Inbox, Runs
@@ -65,6 +65,7 @@ class Connection:
         self._was_lost = False  # with something open: worth trying for longer to get it back
         self._turn: object = None
         self._turn_of = 0  # the thread of the caller that has the turn
+        self._reader_thread = 0
         self._is_retired = False
         self._owes = False  # something of ``_recent`` could not be sent
         self._recent: deque[bytes] = deque(maxlen=RECENT_MAX)
@@ -83,7 +84,7 @@ class Connection:
         Raises the mapped error of the daemon's refusal, UnavailableError when the daemon cannot be reached or does not
         answer, and whatever interrupts the wait; then the daemon is told that nobody waits any more.
         """
-        patience = self._patience(request)
+        patience = patience_s(request, self.address.timeout_s)
         call: Call | None = None
         try:
             for pause in self._pauses:
@@ -93,7 +94,7 @@ class Connection:
                 if self._start(call):
                     self._read_for(call, patience)
                 if not gate.wait(patience):
-                    raise self._no_answer(request)
+                    raise no_answer(request, self.address.timeout_s)
                 try:
                     return call.outcome()
                 except errors.UnavailableError as error:
@@ -111,7 +112,7 @@ class Connection:
         import asyncio
 
         loop = asyncio.get_running_loop()
-        patience = self._patience(request)
+        patience = patience_s(request, self.address.timeout_s)
         call: Call | None = None
         try:
             for pause in self._pauses:
@@ -143,8 +144,8 @@ class Connection:
         forget = signal.add_callback(gate.open)
         try:
             self._start(call)  # not as a blocking one: the reader thread reads, so that the signal can end the wait
-            if not gate.wait(self._patience(request)):
-                raise self._no_answer(request)
+            if not gate.wait(patience_s(request, self.address.timeout_s)):
+                raise no_answer(request, self.address.timeout_s)
             return None if signal.is_set() else call.outcome()
         finally:
             forget()
@@ -157,21 +158,9 @@ class Connection:
             with self._lock:
                 self._wake_if_needed()
 
-    def _patience(self, request: wire.Request[Any]) -> float | None:
-        """How long to wait for the answer, in seconds: without a limit only where the caller has set none."""
-        if isinstance(request, wire.WaitingRequest):
-            return None if request.wait_ms is None else request.wait_ms / 1000 + self.address.timeout_s
-        return self.address.timeout_s
-
-    def _no_answer(self, request: wire.Request[Any]) -> errors.UnavailableError:
-        verb = type(request).__struct_config__.tag
-        return errors.UnavailableError(
-            f"runstated did not answer {verb} within {self.address.timeout_s:g} s", code="UNAVAILABLE"
-        )
-
     def _expire(self, call: Call) -> None:
         self._abandon(call)
-        call.finish(None, self._no_answer(call.request))
+        call.finish(None, no_answer(call.request, self.address.timeout_s))
 
     def _new_call(
         self,
@@ -192,11 +181,12 @@ class Connection:
         """Raises UnavailableError where a call would wait for itself."""
         if self.pid != os.getpid():
             self._after_fork()  # a fork that Python did not see
-        if self._lock._is_owned():  # type: ignore[attr-defined]
-            # A signal handler or a finaliser of the user's has interrupted this thread while it was sending.
+        if self._lock._is_owned() or threading.get_ident() == self._reader_thread:  # type: ignore[attr-defined]
+            # A signal handler or a finaliser of the user's has interrupted this thread while it was sending, or the
+            # reader thread (where the callbacks of signals run, too): nobody would read the answer.
             raise errors.UnavailableError(
-                "this call interrupts another one of the same thread, which is just being sent: make it again, or in"
-                " another thread",
+                "this call interrupts the thread that is sending or reading for others: make it again, or in another"
+                " thread",
                 code="UNAVAILABLE",
             )
 
@@ -329,6 +319,7 @@ class Connection:
 
     def _live(self, gate: Gate) -> None:
         """The reader thread."""
+        self._reader_thread = threading.get_ident()
         while gate.wait(None) and self._is_reader(gate):
             try:
                 while self._is_needed():

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from . import errors, keys, payloads, units
+from . import errors, functions, keys, payloads, units
 from .context import inherited, within
 from .steps import Run, Steps
 
@@ -32,6 +32,8 @@ def gather(
 
     items = list(inputs)
     wanted = _need(need, len(items))
+    if accept is not None:
+        _check_accept(accept)
     if not items:
         return []
     ends = None if timeout is None else time.monotonic() + units.milliseconds(timeout, "timeout") / 1000
@@ -119,6 +121,14 @@ def _end(run: str) -> Steps[None]:
         yield wire.RunsEnd(run=run, state="stopped")
     except errors.RunstateError:
         pass  # the group ends with our session, or has ended with its run
+
+
+def _check_accept(accept: object) -> None:
+    if not callable(accept):
+        raise errors.ConfigError(f"accept is {units.shown(accept)}: give a function of (result, input)")
+    if functions.kind(accept) in (functions.GENERATOR, functions.ASYNC_GENERATOR):
+        raise errors.ConfigError("accept is a generator function: give one that returns whether the result is accepted")
+    functions.check(accept, "accept", "result", "input")
 
 
 def _need(need: int | str, count: int) -> int | None:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from . import errors, keys, payloads, units, wrapping
+from . import errors, functions, keys, payloads, units, wrapping
 from .context import inherited, within
 from .signals import Combined
 from .steps import Run, Steps
@@ -42,10 +42,12 @@ def wrap(
 ) -> Callable[..., Any]:
     """The wrapped function: plain stays plain, ``async def`` stays a coroutine function.
 
-    Raises ConfigError for options that cannot be used.
+    Raises ConfigError for options that cannot be used, and for generator functions, which have no result.
     """
-    if key is not None and not callable(key):
-        raise errors.ConfigError(f"key is {units.shown(key)}: give a function that returns a string")
+    if key is not None:
+        if not callable(key):
+            raise errors.ConfigError(f"key is {units.shown(key)}: give a function that returns a string")
+        functions.check_plain(key, "key")
     spec = Once(
         client,
         function,
@@ -55,7 +57,7 @@ def wrap(
         units.lease_seconds(LEASE if lease is None else lease) * 1000,
     )
 
-    wrapper = wrapping.wrap(client, function, "once", lambda args, kwargs: call(spec, args, kwargs))
+    wrapper = wrapping.wrap(client, function, "once", lambda args, kwargs: call(spec, args, kwargs), streams=False)
     if name is not None:
         wrapper.__name__ = name
     return wrapper

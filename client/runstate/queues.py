@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from . import errors, keys, payloads, units
+from . import errors, functions, keys, payloads, units
 from .context import inherited, within
 from .gathering import gather
 from .resources import Resources
@@ -39,10 +38,8 @@ class Queue:
         key: Callable[[Any], str] | None,
         resources: Resources,
     ) -> None:
-        if key is not None and not callable(key):
-            raise errors.ConfigError(f"key is {units.shown(key)}: give a function that returns a string")
-        if handler is not None and not callable(handler):
-            raise errors.ConfigError(f"queue needs a function as its handler, not {units.shown(handler)}")
+        _check_key(key)
+        _check_handler(name, handler)
         self._client = client
         self._name = units.name(name, "the name of a queue")
         self._handler = handler
@@ -51,9 +48,7 @@ class Queue:
         self._concurrency = units.whole(CONCURRENCY if concurrency is None else concurrency, "concurrency")
         self._key = key
         self._resources = resources
-        self._is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
-            getattr(handler, "__call__", None)  # noqa: B004 (an object whose call is a coroutine function)
-        )
+        self._is_async = handler is not None and functions.kind(handler) == functions.COROUTINE
         if handler is not None:
             for attribute in ("__name__", "__qualname__", "__module__", "__doc__"):
                 if hasattr(handler, attribute):
@@ -213,3 +208,22 @@ class Job:
         if view.state == "cancelled":
             raise self._bound.cut_off(f"job {self._id} was cut off: its run is over")
         raise errors.TimeoutError(f"job {self._id} in {self._queue} had not ended after {timeout} (it is {view.state})")
+
+
+def _check_key(key: object) -> None:
+    if key is None:
+        return
+    if not callable(key):
+        raise errors.ConfigError(f"key is {units.shown(key)}: give a function that returns a string")
+    functions.check_plain(key, "key")
+    functions.check(key, "key", "input")
+
+
+def _check_handler(name: str, handler: object) -> None:
+    if handler is None:
+        return
+    if not callable(handler):
+        raise errors.ConfigError(f"queue needs a function as its handler, not {units.shown(handler)}")
+    if functions.kind(handler) in (functions.GENERATOR, functions.ASYNC_GENERATOR):
+        raise errors.ConfigError(f"queue {name}: its handler is a generator function, which has no result")
+    functions.check(handler, f"queue {name}: its handler", "input")

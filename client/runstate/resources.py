@@ -87,9 +87,9 @@ def _budget(value: Any) -> Budget | None:
     if reserve is None:
         raise errors.ConfigError("budget of a queue needs reserve, the amount to hold for each job")
     units.minor(reserve, units.SCALE_MAX, "reserve")
-    if cost is not None and not callable(cost):
-        raise errors.ConfigError(f"cost in budget is {units.shown(cost)}: give a function of the result")
-    return Budget(units.name(value.get("name"), "the name in budget"), reserve, cost)
+    name = units.name(value.get("name"), "the name in budget")
+    budgets.check_cost(name, cost)
+    return Budget(name, reserve, cost)
 
 
 def _only(what: str, value: Mapping[str, Any], allowed: tuple[str, ...]) -> None:

@@ -1,7 +1,8 @@
 """A verb is written once, as steps: a generator that yields what it needs and is sent what came of it.
 
 It yields a wire request (and is sent an ``Answer``) or a ``Run`` (and is sent what the user's function returned).
-Errors are thrown into it. Two drivers run the same steps: ``drive`` in plain code, ``adrive`` in a coroutine.
+Errors are thrown into it. Drivers run the same steps: ``drive`` in plain code, ``adrive`` in a coroutine, and those of
+bodies.py around a generator of the user's.
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ from __future__ import annotations
 import contextvars
 import inspect
 from collections.abc import Awaitable, Callable, Generator
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar, cast
 
 from .context import enter, leave
 from .loading import load
 from .signals import running_loop
+from .tracebacks import of_user
 
 if TYPE_CHECKING:
     from . import wire
@@ -34,51 +37,117 @@ class Run(NamedTuple):
     may_await: bool = False  # what it returns may have to be awaited, in plain code too
 
 
+class Streamed(NamedTuple):
+    """What came of a generator: the value of its ``return``, and the last one that it yielded."""
+
+    returned: Any
+    last: Any
+
+    @property
+    def result(self) -> Any:
+        """What counts as its result: what it returned, else the last value that it yielded."""
+        return self.last if self.returned is None else self.returned
+
+
 Step: TypeAlias = "wire.Request[Any] | Run"
 Steps: TypeAlias = Generator[Step, Any, T]
 
 
-def drive(connection: Callable[[], Connection], steps: Steps[T]) -> T:
-    """Runs the steps in plain code; blocks."""
+class Progress(Generic[T]):
+    """How far the steps are. A driver asks for the next one and writes down what came of it."""
+
+    def __init__(self, steps: Steps[T]) -> None:
+        self._steps = steps
+        self._step: Step | None = None  # one that has begun, see ``again``
+        self.outcome: Any = None
+        self._error: BaseException | None = None
+        self._users: tuple[BaseException, TracebackType | None] | None = None
+
+    def next(self) -> Step:
+        """The next step. Raises StopIteration with the result, and what the steps raise."""
+        step, self._step = self._step, None
+        if step is not None:
+            return step
+        error, outcome = self._error, self.outcome
+        self._error = self.outcome = None
+        return self._steps.send(outcome) if error is None else self._steps.throw(error)
+
+    def again(self, step: Run, body: Any) -> Progress[T]:
+        """The function of a step has given a body that goes on: the next step is to run that."""
+        self._step = step._replace(function=lambda: body, args=(), kwargs={})
+        return self
+
+    def failed(self, error: BaseException, step: Step) -> None:
+        """What the step raised. Of a user's exception the traceback is as the user's own code has made it."""
+        self._error = error
+        if isinstance(step, Run):
+            error.__traceback__ = of_user(error.__traceback__)
+            self._users = error, error.__traceback__
+
+    def raised(self, error: BaseException) -> BaseException:
+        """What to raise for what the steps have raised: a user's exception without the frames on its way through."""
+        if self._users is not None and self._users[0] is error:
+            error.__traceback__ = self._users[1]
+        return error
+
+    def close(self) -> None:
+        """No circle of traceback and frame; and a traceback that somebody keeps must not keep what is held."""
+        self.outcome = self._error = self._users = None
+        self._steps.close()
+
+
+def drive(
+    connection: Callable[[], Connection],
+    steps: Steps[T],
+    go_on: Callable[[Callable[[], Connection], Progress[T], Run, Any], Any] | None = None,
+) -> T:
+    """Runs the steps in plain code; blocks. ``go_on``: given what a function of the user's gave, what to return now if
+    the rest of the steps comes later."""
     load()
-    outcome: Any = None
-    error: BaseException | None = None
+    progress = Progress(steps)
+    later = None
     try:
         while True:
-            step = steps.send(outcome) if error is None else steps.throw(error)
-            outcome, error = None, None
+            step = progress.next()
             try:
-                outcome = _run(step) if isinstance(step, Run) else connection().call(step)
-            except BaseException as raised:
-                error = raised
+                if not isinstance(step, Run):
+                    progress.outcome = connection().call(step)
+                    continue
+                progress.outcome = _run(step)
+                later = None if go_on is None else go_on(connection, progress, step, progress.outcome)
+            except BaseException as error:
+                progress.failed(error, step)
+            else:
+                if later is not None:
+                    return cast(T, later)
     except StopIteration as stop:
         result: T = stop.value
         return result
+    except BaseException as error:
+        raise progress.raised(error)  # noqa: B904 (mostly the same one)
     finally:
-        # No circle of traceback and frame; and a traceback that somebody keeps must not keep what is held.
-        outcome = error = None
-        steps.close()
+        if later is None:
+            progress.close()
 
 
-async def adrive(connection: Callable[[], Connection], steps: Steps[T]) -> T:
+async def adrive(connection: Callable[[], Connection], steps: Steps[T] | Progress[T]) -> T:
     """Runs the steps in a coroutine."""
     load()
-    outcome: Any = None
-    error: BaseException | None = None
+    progress = steps if isinstance(steps, Progress) else Progress(steps)
     try:
         while True:
-            step = steps.send(outcome) if error is None else steps.throw(error)
-            outcome, error = None, None
+            step = progress.next()
             try:
-                outcome = await _arun(step) if isinstance(step, Run) else await connection().acall(step)
-            except BaseException as raised:
-                error = raised
+                progress.outcome = await (_arun(step) if isinstance(step, Run) else connection().acall(step))
+            except BaseException as error:
+                progress.failed(error, step)
     except StopIteration as stop:
         result: T = stop.value
         return result
+    except BaseException as error:
+        raise progress.raised(error)  # noqa: B904
     finally:
-        outcome = error = None
-        steps.close()
+        progress.close()
 
 
 def _run(step: Run) -> Any:
