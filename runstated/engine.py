@@ -3,36 +3,23 @@
     submit ──> what is waiting ──one hop──> batch.Executor on the database's thread ──COMMIT──> replies, pushes
        └─ a settled `once` result is answered from memory; verbs that only read go to the reader's connection
 
-Order inside a batch: who lost its connection, what ends a session or gives something back, then what lapses, then the
-rest by arrival. Nothing is acknowledged
-before it is on disk. While the disk refuses, requests get a retryable UNAVAILABLE, the lease clock stands, and what the
-daemon itself has to do (deaths, lapses) is kept until a batch commits.
+What goes into a batch, and in which order, is said in arrivals.py. Nothing is acknowledged before it is on disk. While
+the disk refuses, requests get a retryable UNAVAILABLE, the lease clock stands, and what the daemon itself has to do
+(deaths, lapses) is kept until a batch commits.
 """
 
 import asyncio
 import logging
 import os
 import sqlite3
-from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from runstate import wire
 from runstated import dispatch, faults
-from runstated.batch import (
-    Acked,
-    Ask,
-    Away,
-    Cancelled,
-    Ended,
-    Entry,
-    Executor,
-    Lost,
-    Opened,
-    Reread,
-    Tick,
-)
+from runstated.arrivals import Arrivals
+from runstated.batch import Acked, Ask, Cancelled, Entry, Executor, Lost, Tick
 from runstated.cache import Cache
 from runstated.clock import Clock
 from runstated.domain import keys, leases, sessions
@@ -81,17 +68,14 @@ class Engine:
         self.keys_changed: Callable[[], None] | None = None  # told after the keyring
         self._executor = Executor(self.memory, clock, store.instance)
         self._cache = Cache()
-        self._first: deque[Entry] = deque()  # what gives something back
-        self._rest: deque[Entry] = deque()
+        self._arrivals = Arrivals(self.pressure)
         self._alone: list[list[Entry]] = []  # batches to run again by themselves
-        self._kept: list[Entry] = []  # the daemon's own, waiting for a disk that works again
         self._retry_timer: asyncio.TimerHandle | None = None
         self._told_of_trouble = False
         self._quiet_until_ms = clock.steady_ms()
         self._checkpointing = False
         self._looks: list[Callable[[], None]] = []  # for when no batch changes the memory
-        self._tick_wanted = self._ticked_first = False
-        self._gate: list[Ask] | None = None  # requests held back until the lines open
+        self._tick_wanted = False
         self._unknown_beats: list[tuple[str, int]] = []
         self._in_flight = False
         self._wake = asyncio.Event()
@@ -99,7 +83,7 @@ class Engine:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._worker: asyncio.Task[None] | None = None
         self._retry_s = RETRY_S_MIN
-        self._arrivals = 0
+        self._tickets = 0
         self._epoch = 0
 
     # ------------------------------------------------------------------ life
@@ -167,29 +151,31 @@ class Engine:
             if cached is not None:
                 self._send([(session, request_id)], cached)
                 return
-        self.pressure.add(session)
         if request.reads:
+            self.pressure.add(session)
             self._spawn(self._read(session, access, request_id, request))
             return
-        self._arrivals += 1
-        ticket = (self._epoch << EPOCH_BITS) + self._arrivals
+        self._tickets += 1
+        ticket = (self._epoch << EPOCH_BITS) + self._tickets
         if isinstance(request, wire.WaitingRequest) and request.again and request.ticket:
             ticket = min(ticket, request.ticket)
         ask = Ask(session, access, request_id, request, ticket, self.clock.lease_ms())
-        if self._gate is not None and isinstance(request, wire.WaitingRequest):
-            self._gate.append(ask)
+        if self._arrivals.is_gate_closed and isinstance(request, wire.WaitingRequest):
+            self._arrivals.hold_back(ask)
         else:
+            # What ends a hold may have to wait for its turn, and the hold must not lapse meanwhile.
+            if request.gives:
+                self.memory.beat(session, getattr(request, "token", 0), ask.arrived)
             self.submit(ask, first=request.gives)
 
     def submit(self, entry: Entry, *, first: bool = False) -> None:
         """Anything that wants to be part of a batch."""
-        (self._first if first or isinstance(entry, _OF_A_SESSION) else self._rest).append(entry)
+        self._arrivals.put(entry, first=first)
         self._wake.set()
 
     def cancel(self, session: str, request_id: int) -> None:
         """The caller of a request has gone."""
-        if self._gate is not None:
-            self._gate = [ask for ask in self._gate if ask.key != (session, request_id)]
+        self._arrivals.withdraw((session, request_id))
         self.submit(Cancelled(session, request_id))
 
     def acknowledge(self, session: str, request_ids: tuple[int, ...]) -> None:
@@ -218,19 +204,18 @@ class Engine:
     def hold_back(self) -> None:
         """Keeps requests that may stand in a line until ``open_lines``: the sessions of the daemon's last life get the
         time to come back, each to its old place."""
-        self._gate = []
+        self._arrivals.close_gate()
 
     def open_lines(self) -> None:
         """Lets in what was held back, by arrival numbers."""
-        if self._gate is not None:
-            waiting, self._gate = sorted(self._gate, key=lambda ask: ask.ticket), None
-            self._rest.extend(waiting)
+        if self._arrivals.is_gate_closed:
+            self._arrivals.open_gate()
             self._wake.set()
 
     # ------------------------------------------------------------------ batches
 
     def _has_work(self) -> bool:
-        return bool(self._first or self._rest or self._alone or self._tick_wanted)
+        return bool(self._arrivals or self._alone or self._tick_wanted)
 
     async def _work(self) -> None:
         while True:
@@ -245,22 +230,9 @@ class Engine:
     def _take(self) -> list[Entry]:
         if self._alone:
             return self._alone.pop(0)
-        # What was kept comes before all that is newer: "away" must not overtake "back again".
-        kept, self._kept = self._kept, []
-        entries: list[Entry] = []
-        while self._first and len(kept) + len(entries) < BATCH_REQUESTS_MAX:
-            entries.append(self._first.popleft())
-        # A tick may take so long that no request fits in beside it: one that comes at once again comes last.
         ticks: list[Entry] = [Tick()] if self._tick_wanted else []
-        self._tick_wanted, self._ticked_first = False, bool(ticks) and not self._ticked_first
-        entries += ticks if self._ticked_first else []
-        while self._rest and len(kept) + len(entries) < BATCH_REQUESTS_MAX:
-            entries.append(self._rest.popleft())
-        entries += [] if self._ticked_first else ticks
-        for entry in entries:
-            if isinstance(entry, Ask):
-                self.pressure.take(entry.session)
-        return kept + _away_first(entries)
+        self._tick_wanted = False
+        return self._arrivals.take(BATCH_REQUESTS_MAX, ticks)
 
     async def _batch(self, entries: list[Entry]) -> None:
         began = self.clock.steady_ms()
@@ -274,7 +246,7 @@ class Engine:
         except sqlite3.Error as error:  # the file could not be opened again
             await self._lost(entries, Lost(None, error))
         else:
-            self._give_back(entries[done:])
+            self._tick_wanted |= self._arrivals.was_run(entries, done)
             self._committed()
         finally:
             self._in_flight = False
@@ -287,16 +259,6 @@ class Engine:
         if self._unknown_beats:
             self._tell_unknown_beats()
         self._arm()
-
-    def _give_back(self, entries: list[Entry]) -> None:
-        """What did not fit into the batch comes first in the next."""
-        for entry in reversed(entries):
-            if isinstance(entry, Tick):
-                self._tick_wanted = True
-            elif isinstance(entry, _OF_A_SESSION) or (isinstance(entry, Ask) and entry.request.gives):
-                self._first.appendleft(entry)
-            else:
-                self._rest.appendleft(entry)
 
     def _committed(self) -> None:
         memory = self.memory
@@ -325,7 +287,7 @@ class Engine:
             self.trouble = None
             self._retry_s = RETRY_S_MIN
             self.clock.thaw()
-            if self._retry_timer is not None and not self._kept:
+            if self._retry_timer is not None and not self._arrivals.has_kept:
                 self._retry_timer.cancel()
                 self._retry_timer = None
 
@@ -346,7 +308,7 @@ class Engine:
             # The outcome of a COMMIT that failed is unknown: the connection is given up, the callers may ask again, and
             # the memory is compared with the file before anything else.
             self._refuse(entries, lost)
-            self._kept = [Reread(), *(entry for entry in self._kept if not isinstance(entry, Reread))]
+            self._arrivals.reread()
             self._cache = Cache()
             await self.store.reopen()
 
@@ -356,7 +318,7 @@ class Engine:
             if isinstance(entry, Ask):
                 self._send([entry.key], error)
             elif not isinstance(entry, Tick):
-                self._kept.append(entry)
+                self._arrivals.keep(entry)
         if self._retry_timer is None:
             self._retry_timer = asyncio.get_running_loop().call_later(self._retry_s, self._retry)
             self._retry_s = min(RETRY_S_MAX, self._retry_s * 2)
@@ -458,27 +420,6 @@ class Engine:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)  # a task that nobody refers to may be collected while it runs
         task.add_done_callback(self._tasks.discard)
-
-
-# What becomes of sessions keeps its order: one that has come and died must not be opened after its end.
-_OF_A_SESSION = (Opened, Away, Ended)
-
-
-def _away_first(entries: list[Entry]) -> list[Entry]:
-    """Who has lost its connection by now is passed over by all that is given back in the same batch."""
-    away: list[Entry] = []
-    rest: list[Entry] = []
-    known: set[str] = set()  # sessions that something else became of before
-    for entry in entries:
-        if isinstance(entry, Away) and entry.away and entry.session not in known:
-            away.append(entry)
-            continue
-        if isinstance(entry, Opened):
-            known.add(entry.row.session)
-        elif isinstance(entry, _OF_A_SESSION):
-            known.add(entry.session)
-        rest.append(entry)
-    return away + rest
 
 
 def _leave_on_fault(worker: asyncio.Task[None]) -> None:

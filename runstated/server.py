@@ -21,6 +21,7 @@ from runstated.listening import keep_alive
 from runstated.sessions import HelloRefused, Origin, Sessions, Transport
 from runstated.settings import (
     CONNECTIONS_PER_PROCESS_MAX,
+    END_MS,
     FRAMES_PER_TURN,
     HELLO_BYTES_MAX,
     HELLO_MS,
@@ -94,6 +95,7 @@ class Connection(asyncio.Protocol):
         self._access = Access()
         self._pid = 0
         self._hello_timer: asyncio.TimerHandle | None = None
+        self._end_timer: asyncio.TimerHandle | None = None
         self._frames: deque[tuple[int, bytes]] = deque()  # that have come and wait for their turn
         self._is_paused = self._is_stopped = False
         self._quiet_until = 0.0
@@ -145,8 +147,9 @@ class Connection(asyncio.Protocol):
             server.connections_of[self._pid] = left
         else:
             server.connections_of.pop(self._pid, None)
-        if self._hello_timer is not None:
-            self._hello_timer.cancel()
+        for timer in (self._hello_timer, self._end_timer):
+            if timer is not None:
+                timer.cancel()
         if self._session is not None:
             server.sessions.lost(self._session, self)
         self._transport = None
@@ -323,9 +326,10 @@ class Connection(asyncio.Protocol):
             self._transport.write(frame)
 
     def end(self) -> None:
-        """Closes the connection, once what was sent is on its way."""
-        if self._transport is not None:
+        """Closes the connection, once what was sent is on its way; a client that does not read has END_MS for it."""
+        if self._transport is not None and self._end_timer is None:
             self._transport.close()
+            self._end_timer = asyncio.get_running_loop().call_later(END_MS / 1000, self._transport.abort)
 
     def stop_reading(self) -> None:
         """What has come and had no turn yet is sent again to the next daemon."""

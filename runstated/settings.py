@@ -22,6 +22,7 @@ MIB = 1024 * KIB
 # -- The wire ----------------------------------------------------------------------------------------------------------
 OPENING_MS = 2_000  # after a restart, lines open at the latest now, when live sessions have not all come back
 HELLO_MS = 10_000  # a connection that has not said hello by now holds a descriptor for nothing
+END_MS = 1_000  # a connection that is to end, and whose client does not read what it was sent, is cut off now
 CONNECTIONS_PER_PROCESS_MAX = 256  # a process that leaks connections is stopped long before the descriptors run out
 REMOTE_CONNECTIONS_MAX = 4_096  # over TCP, of all clients together: what a flood can take must leave some descriptors
 HELLO_BYTES_MAX = 256 * KIB  # over TCP, before the hello is accepted: a stranger must not make us buffer whole frames

@@ -129,3 +129,26 @@ def test_a_request_of_the_connection_that_fails_is_answered(
             await made.drain()
 
     play(story())
+
+
+def test_a_client_that_does_not_read_holds_up_the_end_no_longer_than_it_may(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "END_MS", 100)
+    path = tmp_path / "sock"
+    local = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    local.bind(str(path))
+
+    async def story() -> None:
+        async with life(tmp_path / "db") as it:
+            made = server.Server(it.engine, version="test", socket_path=str(path))
+            await made.listen(local)
+            _, writer = await _said_hello(path, "deaf")
+            writer.transport.pause_reading()  # type: ignore[attr-defined]
+            (connection,) = made.connections
+            connection.send(2, b"x" * 4_000_000)  # far more than the sockets hold
+            await made.drain()
+            assert not made.connections
+            writer.close()
+
+    play(story())
