@@ -22,14 +22,14 @@ from runstated.arrivals import Arrivals
 from runstated.batch import Acked, Ask, Cancelled, Entry, Executor, Lost, Tick
 from runstated.cache import Cache
 from runstated.clock import Clock
-from runstated.domain import keys, leases, sessions
+from runstated.domain import keys, leases, runs, sessions
 from runstated.keyring import Keyring
 from runstated.lines import Memory
 from runstated.pressure import Pressure
 from runstated.settings import BATCH_REQUESTS_MAX, WAL_CHECKPOINT_BYTES
 from runstated.store.sqlite import Store
 from runstated.store.tx import Access, Caller, Tx
-from runstated.waits import CallKey, Settled
+from runstated.waits import CallKey, Opening, Settled
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -120,6 +120,9 @@ class Engine:
         known = sessions.get_all(tx)
         for session in known:
             memory.open(session.session, session.space, away=True)
+        for run in runs.orphans(tx):
+            memory.revisit[run] = None
+        memory.began = Opening(lease_ms, self.clock.wall_ms())
         memory.commit()
         return known
 

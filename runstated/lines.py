@@ -19,6 +19,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from typing import Any, Protocol
 
 from runstate import wire
@@ -62,7 +63,9 @@ class Memory:
     due_ms: int | None = None
     due_lease_ms: int | None = None
     windows: dict[str, Opening] = field(default_factory=dict)  # of limits
-    looked_after: set[int] = field(default_factory=set)  # tokens; one too many only makes somebody look in vain
+    began: Opening = field(default_factory=lambda: Opening(0, 0))  # when this life of the daemon began
+    looked_after: dict[int, str] = field(default_factory=dict)  # token -> a run to revisit when it has ended
+    revisit: dict[str, None] = field(default_factory=dict)  # runs that a tick looks at; a stale entry costs one look
     listeners: int = 0  # calls that wait for events
     _lines: dict[Topic, list[tuple[int, int, CallKey]]] = field(default_factory=dict)
     _aside: dict[Topic, dict[CallKey, None]] = field(default_factory=dict)
@@ -105,7 +108,8 @@ class Memory:
         self._undo.clear()
         self.counters_changed.clear()
         if self.looked_after:
-            self.looked_after.intersection_update(self.holds)
+            for token in [token for token in self.looked_after if token not in self.holds]:
+                del self.looked_after[token]
         if len(self._lapses) > 2 * len(self.holds) + STALE_MAX or len(self._lates) > 2 * len(self.calls) + STALE_MAX:
             self.requeue()
 
@@ -120,6 +124,14 @@ class Memory:
     def due(self, at_ms: int) -> None:
         if self.due_ms is None or at_ms < self.due_ms:
             self.due_ms = at_ms  # too early a look does no harm, so this is not undone
+
+    def take_revisits(self, many: int) -> list[str]:
+        """The next runs that a tick is to look at."""
+        taken = list(islice(self.revisit, many))
+        for run in taken:
+            del self.revisit[run]
+            self._undo.append(partial(self.revisit.setdefault, run))
+        return taken
 
     def due_steady(self, at_lease_ms: int) -> None:
         if self.due_lease_ms is None or at_lease_ms < self.due_lease_ms:
@@ -246,6 +258,10 @@ class Memory:
         """How many stand in the line."""
         return len(self._lines.get(line, ()))
 
+    def awaited(self, kind: str) -> list[Topic]:
+        """The lines of a kind in which anybody stands."""
+        return [line for line in self._lines if line[0] == kind]
+
     def is_awaited(self, line: Topic) -> bool:
         """Whether anybody stands in the line."""
         return line in self._lines
@@ -308,7 +324,7 @@ class Memory:
 
     def answer(self, signal: Topic, reply: wire.Reply, push: wire.Push | None) -> None:
         keys = list(self._signals.get(signal, ()))
-        for key in keys:
+        for key in reversed(keys):  # the last of a line leaves it at once, the first makes all others move up
             self.leave(key)
         if keys:
             self.replies.append((keys, reply))

@@ -62,7 +62,7 @@ NOUNS_STAND_ON = {  # beside the foundation
     "sessions": {"runs", "once", "queues", "slots", "budgets"},  # what the end of a session means for each
     "status": {"runs"},
     "keys": set(),
-    "tidy": {"once", "queues", "needs", "budgets", "timers", "barriers"},
+    "tidy": {"once", "queues", "budgets", "timers", "barriers"},
 }
 SILENT = {"runstate", "runstated"}  # what they have to say goes through errors and logs
 

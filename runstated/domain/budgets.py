@@ -58,6 +58,11 @@ CREATE TABLE ledger (
 CREATE UNIQUE INDEX ledger_by_work ON ledger (reservation, work_key) WHERE work_key IS NOT NULL;
 """
 
+# Version 8: the reservations of one budget, latest first.
+SCHEMA_8 = """
+CREATE INDEX reservations_of_budget ON reservations (budget, settle_by_ms);
+"""
+
 KIND = "budget"
 RELEASED_IN_ONE_STEP = 100
 

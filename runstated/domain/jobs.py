@@ -40,6 +40,32 @@ def row(tx: Tx, job: str, space: str | None = None) -> Job | None:
     return found if found and space in (None, found.space) else None
 
 
+def heads(tx: Tx, queue: str, paths: tuple[str, str]) -> list[tuple[int, str, int]]:
+    """The oldest ready job of each set of needs in the active runs between two paths: its age, run and set, oldest
+    first. One look into the index for each run, and for each set that ready jobs of the run have."""
+    low, high = paths
+    rows = tx.all(
+        "WITH RECURSIVE places (run, needs) AS ("
+        "SELECT runs.run, (SELECT min(jobs.needs) FROM jobs WHERE jobs.queue = :queue AND jobs.run = runs.run"
+        " AND jobs.state = 'ready') FROM runs WHERE runs.path >= :low AND runs.path < :high AND runs.state = 'active'"
+        " AND (runs.deadline_ms IS NULL OR runs.deadline_ms > :now)"
+        " UNION ALL SELECT places.run, (SELECT min(jobs.needs) FROM jobs WHERE jobs.queue = :queue"
+        " AND jobs.run = places.run AND jobs.state = 'ready' AND jobs.needs > places.needs)"
+        " FROM places WHERE places.needs IS NOT NULL)"
+        " SELECT (SELECT min(jobs.age) FROM jobs WHERE jobs.queue = :queue AND jobs.run = places.run"
+        " AND jobs.needs = places.needs AND jobs.state = 'ready'), places.run, places.needs"
+        " FROM places WHERE places.needs IS NOT NULL",
+        queue=queue,
+        low=low,
+        high=high,
+        now=tx.now_ms,
+    )
+    oldest: dict[int, tuple[int, str, int]] = {}
+    for age, run, number in sorted(rows):
+        oldest.setdefault(number, (age, run, number))
+    return list(oldest.values())
+
+
 def needs(tx: Tx, job: Job) -> int:
     """The number of the set that a ready job needs, its queue's if it names none; of others 0: nothing."""
     row = tx.one(

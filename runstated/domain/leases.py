@@ -38,6 +38,13 @@ CREATE TABLE units (
 CREATE INDEX units_of_pool ON units (pool);
 """
 
+# Version 8: what is held in a run, and the units that are out of a pool, are found without a look at all others.
+SCHEMA_8 = """
+CREATE INDEX leases_by_run ON leases (run);
+DROP INDEX units_of_pool;
+CREATE INDEX units_by_pool ON units (pool, units);
+"""
+
 SHARED = frozenset(("slots", "budget"))  # kinds whose subject belongs to the space and not to a run
 
 WITH_UNITS = frozenset(("slots", "job"))  # kinds under whose tokens units are held

@@ -28,6 +28,12 @@ CREATE UNIQUE INDEX limits_by_name ON limits (space, name);
 CREATE INDEX limits_used ON limits (id) WHERE used > 0;
 """
 
+# Version 8: ``tick`` looks at the limits that somebody waits for, not at all that are used.
+SCHEMA_8 = """
+DROP INDEX limits_used;
+"""
+
+KIND = "limit"
 COLUMNS = "id, name, max, per_seconds, window_ms, used"
 SLEWED_MS = 500  # a wall clock that runs behind steady time by this, and ...
 SLEWED_SHARE = 1_000  # ... by this share of a window (twice what NTP slews), has not been set: no window ends by it
@@ -50,7 +56,7 @@ class Limit:
 
 
 def line(limit: str) -> Topic:
-    return ("limit", "", limit)
+    return (KIND, "", limit)
 
 
 # ---------------------------------------------------------------------------------------------------- verbs
@@ -125,12 +131,13 @@ def spend(tx: Tx, limit: str, units: int) -> None:
 
 
 def tick(tx: Tx) -> int | None:
-    """Windows that are over begin anew and their lines are served. When to look again is said on both clocks."""
-    for row in tx.all(f"SELECT {COLUMNS} FROM limits WHERE used > 0 ORDER BY id"):
-        limit = Limit(*row)
+    """Windows that are over begin anew for those who wait in their lines; others begin with their next use. When to
+    look again is said on both clocks."""
+    for _, _, name in tx.awaited(KIND):
+        limit = by_id(tx, name)
         if _is_over(tx, limit):
             _current(tx, limit)
-        elif tx.is_awaited(line(limit.id)):
+        else:
             _look_again(tx, limit)
     return None
 

@@ -144,19 +144,13 @@ def take(tx: Tx, wants: Wants, run: str, token: int) -> tuple[str, ...]:
     return tuple(budgets.hold(tx, budgets.by_id(tx, budget), run, token, amount) for budget, amount in wants.budgets)
 
 
-def tidy(tx: Tx, many: int) -> int:
-    """Removes what no queue and no job names any more, at most ``many`` of each; how many went."""
-    gone = tx.run(
-        "DELETE FROM queue_needs WHERE (space, queue, needs) IN (SELECT space, queue, needs FROM queue_needs AS named"
-        " WHERE needs > 0 AND NOT EXISTS (SELECT 1 FROM jobs WHERE jobs.needs > 0 AND jobs.needs = named.needs"
-        " AND jobs.queue = named.queue) ORDER BY space, queue, needs LIMIT :many)",
-        many=many,
-    )
-    return gone + tx.run(
-        "DELETE FROM needs WHERE needs IN (SELECT needs FROM needs AS named WHERE NOT EXISTS"
-        " (SELECT 1 FROM queue_needs WHERE queue_needs.needs = named.needs) AND NOT EXISTS"
-        " (SELECT 1 FROM queues WHERE queues.needs = named.needs) ORDER BY needs LIMIT :many)",
-        many=many,
+def forget(tx: Tx, needs: int) -> None:
+    """Removes a set that no queue and no job names any more."""
+    tx.run(
+        "DELETE FROM needs WHERE needs = :needs AND NOT EXISTS (SELECT 1 FROM jobs WHERE jobs.needs > 0"
+        " AND jobs.needs = :needs) AND NOT EXISTS (SELECT 1 FROM queues WHERE queues.needs > 0"
+        " AND queues.needs = :needs)",
+        needs=needs,
     )
 
 

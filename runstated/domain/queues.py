@@ -80,12 +80,18 @@ SCHEMA_TIDIED = """
 CREATE INDEX jobs_by_needs ON jobs (needs, queue) WHERE needs > 0;
 """
 
+# The sets of needs that matter are those of ready jobs, and their index lists them.
+SCHEMA_8 = """
+DROP TABLE queue_needs;
+CREATE INDEX queues_by_needs ON queues (needs) WHERE needs > 0;
+"""
+
 KIND = jobs.KIND
 BACKOFF_MS_MIN = 500
 BACKOFF_MS_MAX = 30_000
 DUE_IN_ONE_STEP = 200
 GRANTED_BYTES_MAX = 4 * 1024 * 1024  # inputs in one reply: half of what a frame may be
-GRANTED_JOBS_MAX = 1_000  # jobs in one reply
+GRANTED_JOBS_MAX = 50  # jobs in one reply: some 10 ms of the writer's time
 
 
 def line(queue: str, run: str, *, below: bool = True) -> Topic:
@@ -111,12 +117,14 @@ def declare(tx: Tx, request: wire.QueuesDeclare) -> wire.QueueView:
     attempts = _declared(tx, request.queue, request.attempts)
     if request.needs is not None:
         tx.need("work", f"say what the jobs of the queue {request.queue} need")
+        before = _needs_of_queue(tx, tx.caller.space, request.queue)
         tx.run(
             "UPDATE queues SET needs = :needs WHERE space = :space AND queue = :queue",
             needs=needs.number(tx, request.needs, request.queue),
             space=tx.caller.space,
             queue=request.queue,
         )
+        needs.forget(tx, before)
         tx.wake(needs.watch(tx.caller.space, request.queue))
     return wire.QueueView(queue=request.queue, attempts=attempts)
 
@@ -136,8 +144,6 @@ def send(tx: Tx, request: wire.QueuesSend) -> wire.JobView:
         return jobs.view(jobs.Job(*known))
     job = tx.new_id("j")
     wanted = needs.OF_QUEUE if request.needs is None else needs.number(tx, request.needs, request.queue)
-    if wanted != needs.OF_QUEUE:
-        _note_needs(tx, request.queue, wanted)
     tx.run(
         "INSERT INTO jobs (job, space, queue, run, key, state, needs, age, input, created_ms)"
         " VALUES (:job, :space, :queue, :run, :key, 'ready', :needs, :age, :input, :now)",
@@ -294,12 +300,14 @@ def tidy(tx: Tx, run: str, many: int) -> int:
     """
     rows = tx.all(
         "DELETE FROM jobs WHERE job IN (SELECT job FROM jobs WHERE run = :run LIMIT :many)"
-        " RETURNING space, queue, state",
+        " RETURNING space, queue, state, needs",
         run=run,
         many=many,
     )
-    for space, queue, state in rows:
+    for space, queue, state, _ in rows:
         jobs.count(tx, space, queue, state, None)
+    for number in {number for *_, number in rows}:
+        needs.forget(tx, number)
     return len(rows)
 
 
@@ -331,7 +339,6 @@ def _declared(tx: Tx, queue: str, attempts: int | None) -> int:
             queue=queue,
             attempts=attempts,
         )
-        _note_needs(tx, queue, needs.OF_QUEUE)
         return attempts
     found: int = row[0]
     if attempts is not None and attempts != found:
@@ -367,33 +374,14 @@ def _tidied(tx: Tx, job: str, token: int) -> NotFound:
     return NotFound(f"job {job} not found")
 
 
-def _note_needs(tx: Tx, queue: str, number: int) -> None:
-    """The queue has jobs with this set of needs: each set has an oldest job of its own."""
-    tx.run(
-        "INSERT INTO queue_needs (space, queue, needs) VALUES (:space, :queue, :needs) ON CONFLICT DO NOTHING",
-        space=tx.caller.space,
-        queue=queue,
-        needs=number,
-    )
-
-
 def _next(
     tx: Tx, queue: str, run: runs.Run, blocked: needs.Blocked, *, below: bool
 ) -> tuple[jobs.Job, needs.Wants] | None:
     """The oldest ready job that has all it needs. Of each set of needs only the oldest job is looked at: what it lacks,
     the younger ones lack too."""
-    sets = tx.all(
-        "SELECT queue_needs.needs, queues.needs FROM queue_needs JOIN queues ON queues.space = queue_needs.space"
-        " AND queues.queue = queue_needs.queue WHERE queue_needs.space = :space AND queue_needs.queue = :queue",
-        space=run.space,
-        queue=queue,
-    )
-    heads = []
-    for number, of_queue in sets:
-        head = _oldest_ready(tx, queue, runs.below(run.path) if below else runs.alone(run.path), number)
-        if head is not None:
-            heads.append((*head, number, of_queue if number == needs.OF_QUEUE else number))
-    for age, where, number, effective in sorted(heads):
+    heads = jobs.heads(tx, queue, runs.below(run.path) if below else runs.alone(run.path))
+    for age, where, number in heads:
+        effective = _needs_of_queue(tx, run.space, queue) if number == needs.OF_QUEUE else number
         wants = needs.get(tx, effective)
         if wants and needs.lacking(tx, wants, age, blocked):
             blocked.stand(runs.watch(where), age)
@@ -413,22 +401,11 @@ def _next(
     return None
 
 
-def _oldest_ready(tx: Tx, queue: str, paths: tuple[str, str], number: int) -> tuple[int, str] | None:
-    """Age and run of the oldest ready job with a set of needs, in the active runs between two paths: one look into the
-    index for each run."""
-    low, high = paths
-    return tx.one(
-        "SELECT age, run FROM (SELECT runs.run AS run, (SELECT age FROM jobs WHERE jobs.queue = :queue"
-        " AND jobs.run = runs.run AND jobs.needs = :needs AND jobs.state = 'ready' ORDER BY age LIMIT 1) AS age"
-        " FROM runs WHERE runs.path >= :low AND runs.path < :high AND runs.state = 'active'"
-        " AND (runs.deadline_ms IS NULL OR runs.deadline_ms > :now)) AS heads"
-        " WHERE age IS NOT NULL ORDER BY age LIMIT 1",
-        queue=queue,
-        needs=number,
-        low=low,
-        high=high,
-        now=tx.now_ms,
-    )
+def _needs_of_queue(tx: Tx, space: str, queue: str) -> int:
+    """The number of the set that the queue's workers have declared last."""
+    row = tx.one("SELECT needs FROM queues WHERE space = :space AND queue = :queue", space=space, queue=queue)
+    assert row is not None, "a job's queue exists"
+    return int(row[0])
 
 
 def _start(tx: Tx, job: jobs.Job, wants: needs.Wants, lease_ms: int, source: int) -> wire.JobGrant:

@@ -50,8 +50,13 @@ SCHEMA_TIDIED = """
 CREATE INDEX runs_tidied ON runs (ended_ms) WHERE state <> 'active' AND tidied = 1;
 """
 
+# Version 8: a week of ended child runs is not looked through for the active ones.
+SCHEMA_8 = """
+CREATE INDEX runs_active_by_path ON runs (path) WHERE state = 'active';
+"""
+
 COLUMNS = "run, space, name, parent, path, state, deadline_ms, owner, created_ms"
-EXPIRED_IN_ONE_STEP = 50
+ENDED_IN_ONE_STEP = 50
 NOBODY = ""  # owner of a child run whose session is gone
 
 
@@ -227,7 +232,7 @@ def tick(tx: Tx) -> int | None:
         f"SELECT {COLUMNS} FROM runs WHERE state = 'active' AND deadline_ms IS NOT NULL AND deadline_ms <= :now"
         " ORDER BY deadline_ms LIMIT :many",
         now=tx.now_ms,
-        many=EXPIRED_IN_ONE_STEP,
+        many=ENDED_IN_ONE_STEP,
     )
     _end_orphans(tx)
     for row in rows:
@@ -251,34 +256,44 @@ def tell_ended(tx: Tx, signals: list[Topic]) -> None:
 
 def leave(tx: Tx, session: str) -> None:
     """A session is gone: its groups end, and child runs that only it knew, as soon as nothing in them is held."""
-    groups = f"SELECT {COLUMNS} FROM runs WHERE state = 'active' AND owner = :session AND is_group = 1"
-    for row in tx.all(groups, session=session):
-        _end_tree(tx, Run(*row), "stopped")
-    changed = tx.run(
-        "UPDATE runs SET owner = :nobody WHERE state = 'active' AND owner = :session", nobody=NOBODY, session=session
+    rows = tx.all(
+        "UPDATE runs SET owner = :nobody WHERE state = 'active' AND owner = :session RETURNING run",
+        nobody=NOBODY,
+        session=session,
     )
-    if changed:
-        _end_orphans(tx)
+    for (run,) in rows:
+        tx.revisit(run)
+    _end_orphans(tx)
+
+
+def orphans(tx: Tx) -> list[str]:
+    """The runs whose session is gone (for the start of the daemon)."""
+    return [run for (run,) in tx.all("SELECT run FROM runs WHERE state = 'active' AND owner = :nobody", nobody=NOBODY)]
 
 
 def _end_orphans(tx: Tx) -> None:
-    """Ends the runs whose session is gone and in which nothing is held. The end of what is held in one of the others
-    makes ``tick`` look again."""
-    for row in tx.all(f"SELECT {COLUMNS} FROM runs WHERE state = 'active' AND owner = :nobody", nobody=NOBODY):
-        run = Run(*row)
-        if get_any(tx, run.run).state != "active":
-            continue  # it has ended with the one above a moment ago
+    """Ends some of the runs whose session is gone: groups, and child runs in which nothing is held. The end of what is
+    held in one of the others makes ``tick`` look again."""
+    for name in tx.take_revisits(ENDED_IN_ONE_STEP):
+        row = tx.one(
+            f"SELECT {COLUMNS}, is_group FROM runs WHERE run = :run AND state = 'active' AND owner = :nobody",
+            run=name,
+            nobody=NOBODY,
+        )
+        if row is None:
+            continue  # it has ended since, perhaps with the one above
+        *columns, is_group = row
+        run = Run(*columns)
         low, high = below(run.path)
         held = tx.one(
-            "SELECT token FROM leases JOIN runs ON runs.run = leases.run"
-            " WHERE runs.path >= :low AND runs.path < :high LIMIT 1",
+            "SELECT token FROM leases WHERE run IN (SELECT run FROM runs WHERE path >= :low AND path < :high) LIMIT 1",
             low=low,
             high=high,
         )
-        if held is None:
+        if held is None or is_group:
             _end_tree(tx, run, "stopped")
         else:
-            tx.look_after(held[0])
+            tx.look_after(held[0], run.run)
 
 
 # ---------------------------------------------------------------------------------------------------- helpers

@@ -4,7 +4,7 @@ A run's keys and jobs read through its state from the moment it ends; their rows
 row stays a while longer, so that late questions ("what became of my job?") get a true answer.
 """
 
-from runstated.domain import barriers, budgets, needs, once, queues, timers
+from runstated.domain import barriers, budgets, once, queues, timers
 from runstated.store.tx import Tx
 
 ROWS_IN_ONE_STEP = 100  # some milliseconds
@@ -32,11 +32,12 @@ def _ended_runs(tx: Tx) -> int | None:
     if tx.now_ms < due:
         return due
     gone = any(noun.tidy(tx, run, ROWS_IN_ONE_STEP) for noun in (queues, once, timers, barriers))
-    if not gone and not needs.tidy(tx, ROWS_IN_ONE_STEP):
+    if not gone:
         tx.run("UPDATE runs SET tidied = 1 WHERE run = :run", run=run)
         tx.run(
             "DELETE FROM runs WHERE run IN (SELECT run FROM runs WHERE state <> 'active' AND tidied = 1"
-            " AND ended_ms < :before AND run NOT IN (SELECT run FROM leases) ORDER BY ended_ms LIMIT :many)",
+            " AND ended_ms < :before AND NOT EXISTS (SELECT 1 FROM leases WHERE leases.run = runs.run)"
+            " ORDER BY ended_ms LIMIT :many)",
             before=tx.now_ms - RUN_KEPT_MS,
             many=ROWS_IN_ONE_STEP,
         )

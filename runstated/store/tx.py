@@ -187,6 +187,10 @@ class Tx:
         """Whether somebody stands in the line before this caller (``age``: before a job for which it asks)."""
         return self._memory.ahead(line, self.caller, age)
 
+    def awaited(self, kind: str) -> list[Topic]:
+        """The lines of a kind in which anybody stands."""
+        return self._memory.awaited(kind)
+
     def is_awaited(self, line: Topic) -> bool:
         """Whether anybody stands in the line."""
         return self._memory.is_awaited(line)
@@ -204,8 +208,8 @@ class Tx:
         return self._memory.is_aside(line)
 
     def opened(self, window: str) -> Opening:
-        """When a limit's window opened; now, if that is not known (after a restart)."""
-        return self._memory.windows.setdefault(window, Opening(self.lease_ms, self.now_ms))
+        """When a limit's window opened; if that is not known (after a restart), when the daemon started."""
+        return self._memory.windows.get(window, self._memory.began)
 
     def open_window(self, window: str) -> None:
         """A limit's window opens now. Not undone: an opening that did not take place only lengthens the present one."""
@@ -255,13 +259,26 @@ class Tx:
 
     def let_go(self, token: int) -> None:
         """A lease has ended."""
-        if token in self._memory.looked_after:
-            self.due(self.now_ms)
+        run = self._memory.looked_after.get(token)
+        if run is not None:
+            self.revisit(run)
         self._memory.let_go(token)
 
-    def look_after(self, token: int) -> None:
-        """When this lease ends, there is something for a noun's ``tick``."""
-        self._memory.looked_after.add(token)
+    def look_after(self, token: int, run: str) -> None:
+        """When this lease ends, the run is revisited."""
+        self._memory.looked_after[token] = run
+
+    def revisit(self, run: str) -> None:
+        """A ``tick`` is to look at this run, at once."""
+        self._memory.revisit[run] = None
+        self.due(self.now_ms)
+
+    def take_revisits(self, many: int) -> list[str]:
+        """The next runs to look at. If there are more, another ``tick`` is due."""
+        taken = self._memory.take_revisits(many)
+        if self._memory.revisit:
+            self.due(self.now_ms)
+        return taken
 
     # -- the cache of settled results
 

@@ -403,4 +403,4 @@ def test_a_child_run_whose_session_is_gone_ends_with_the_last_hold_in_it(h: Harn
     h.tick_if_due()
     assert state() == "stopped"
     assert a.ask(wire.RunsGet(run=root)).state == "active"
-    assert h.memory.looked_after == set()
+    assert h.memory.looked_after == {}

@@ -42,8 +42,8 @@ def test_a_new_file_gets_the_id_the_version_and_all_tables(connection: sqlite3.C
     assert connection.execute("PRAGMA user_version").fetchone() == (schema.VERSION,)
     assert tables(connection) == [
         "arrivals", "barriers", "budgets", "counters", "events", "jobs", "keys", "leases", "ledger", "limits", "needs",
-        "once_keys", "pools", "queue_counts", "queue_needs", "queues", "replies", "reservations", "runs", "sessions",
-        "timers", "units",
+        "once_keys", "pools", "queue_counts", "queues", "replies", "reservations", "runs", "sessions", "timers",
+        "units",
     ]  # fmt: skip
 
 
@@ -159,8 +159,6 @@ def test_a_database_of_an_older_version_is_migrated_in_one_go(tmp_path: Path, ve
     schema.migrate(connection)
     assert connection.execute("PRAGMA user_version").fetchone() == (schema.VERSION,)
     assert connection.execute(jobs).fetchall() == before
-    of_queue = "SELECT space, queue, needs FROM queue_needs WHERE queue = 'q'"
-    assert connection.execute(of_queue).fetchall() == [("default", "q", 0)]
     assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
     fresh = sqlite3.connect(":memory:", isolation_level=None)
     schema.migrate(fresh)
