@@ -60,6 +60,7 @@ class Memory:
     settled: list[tuple[Settled, int | None, wire.OnceDone]] = field(default_factory=list)
     forgotten_runs: list[str] = field(default_factory=list)
     keys: list[tuple[StoredKey, ...]] = field(default_factory=list)  # all of them, after each change
+    keeps_for: dict[str, int] = field(default_factory=dict)  # callers whose replies go early -> after how many ms
     due_ms: int | None = None
     due_lease_ms: int | None = None
     windows: dict[str, Opening] = field(default_factory=dict)  # of limits
@@ -67,6 +68,7 @@ class Memory:
     looked_after: dict[int, str] = field(default_factory=dict)  # token -> a run to revisit when it has ended
     revisit: dict[str, None] = field(default_factory=dict)  # runs that a tick looks at; a stale entry costs one look
     listeners: int = 0  # calls that wait for events
+    _times: dict[tuple[str, str], int] = field(default_factory=dict)
     _lines: dict[Topic, list[tuple[int, int, CallKey]]] = field(default_factory=dict)
     _aside: dict[Topic, dict[CallKey, None]] = field(default_factory=dict)
     _signals: dict[Topic, dict[CallKey, None]] = field(default_factory=dict)
@@ -124,6 +126,11 @@ class Memory:
     def due(self, at_ms: int) -> None:
         if self.due_ms is None or at_ms < self.due_ms:
             self.due_ms = at_ms  # too early a look does no harm, so this is not undone
+
+    def is_nth(self, what: tuple[str, str], n: int) -> bool:
+        """Whether this is the n-th, 2n-th ... time. Not undone: a look too early does no harm."""
+        times = self._times[what] = self._times.get(what, 0) + 1
+        return times % n == 0
 
     def take_revisits(self, many: int) -> list[str]:
         """The next runs that a tick is to look at."""

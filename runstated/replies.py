@@ -20,7 +20,9 @@ _no_jobs = wire.JobsGranted()
 
 WITHOUT_EFFECT = (wire.Error, wire.OnceHeld, wire.OnceOpen, wire.OnceFailed, wire.LimitBusy, wire.SlotsBusy)
 KEPT_MS = 24 * 3_600_000  # of a request that asks for it, whatever becomes of its session
-KEPT_MAX = 20_000  # of these; some 5 MB
+KEPT_MAX = 100_000  # of these, of one caller; its oldest go first ...
+KEPT_BYTES_MAX = 32 * 1024 * 1024  # ... also when these bytes are more
+LOOK_EACH = 100  # replies that one caller keeps between two looks at their number and bytes
 REMOVED_IN_ONE_STEP = 500
 OLDEST_KEPT = "SELECT until_ms FROM replies WHERE until_ms IS NOT NULL ORDER BY until_ms LIMIT 1"
 
@@ -42,38 +44,62 @@ def keep(tx: Tx, key: CallKey, request: wire.Request[Any], reply: wire.Reply) ->
     if not request.keep and not (request.replayed and reply.kept):
         return
     until_ms = tx.now_ms + KEPT_MS if request.keep else None
+    text = _to_text(_without_payload(reply) if request.keep else reply).decode()
     new = tx.run(
-        "INSERT INTO replies (session, request, fingerprint, reply, until_ms)"
-        " VALUES (:session, :request, :fingerprint, :reply, :until) ON CONFLICT (session, request) DO NOTHING",
+        "INSERT INTO replies (session, request, fingerprint, reply, until_ms, bytes)"
+        " VALUES (:session, :request, :fingerprint, :reply, :until, :bytes) ON CONFLICT (session, request) DO NOTHING",
         session=leases.caller_of(key[0]) if request.keep else key[0],
         request=key[1],
         fingerprint=_fingerprint(key, request),
-        reply=_to_text(_without_payload(reply) if request.keep else reply).decode(),
+        reply=text,
         until=until_ms,
+        bytes=len(text),
     )
     if not new:  # the id is in use, and this is not said to be a repeat
         raise OtherRequest
     if until_ms is not None:
         tx.due(until_ms)
+        caller = leases.caller_of(key[0])
+        if tx.is_nth(("kept", caller), LOOK_EACH):
+            _drop_surplus(tx, caller)
 
 
 def tick(tx: Tx) -> int | None:
-    """Removes what has been kept long enough, and the oldest of too many; when to look again."""
-    many = tx.one("SELECT count(*) FROM replies WHERE until_ms IS NOT NULL")
-    surplus = min(REMOVED_IN_ONE_STEP, max(0, (many[0] if many else 0) - KEPT_MAX))
+    """Removes what has been kept long enough; when to look again."""
     first = tx.one(OLDEST_KEPT)
-    due = REMOVED_IN_ONE_STEP if first is not None and first[0] <= tx.now_ms else 0
-    for before, limit in ((tx.now_ms, due), (2**62, surplus)):
-        if not limit:
-            continue
+    if first is not None and first[0] <= tx.now_ms:
         tx.run(
             "DELETE FROM replies WHERE (session, request) IN (SELECT session, request FROM replies"
-            " WHERE until_ms IS NOT NULL AND until_ms <= :before ORDER BY until_ms LIMIT :limit)",
-            before=before,
-            limit=limit,
+            " WHERE until_ms IS NOT NULL AND until_ms <= :now ORDER BY until_ms LIMIT :many)",
+            now=tx.now_ms,
+            many=REMOVED_IN_ONE_STEP,
         )
         first = tx.one(OLDEST_KEPT)
     return first[0] if first else None
+
+
+def _drop_surplus(tx: Tx, caller: str) -> None:
+    """What a caller has kept beyond its number or bytes goes, the oldest first; others lose nothing by it."""
+    row = tx.one(
+        "SELECT count(*), coalesce(sum(bytes), 0) FROM replies WHERE session = :caller AND until_ms IS NOT NULL",
+        caller=caller,
+    )
+    number, size = row or (0, 0)
+    surplus = max(number - KEPT_MAX, 2 * LOOK_EACH if size > KEPT_BYTES_MAX else 0)
+    if surplus <= 0:
+        return
+    tx.run(
+        "DELETE FROM replies WHERE (session, request) IN (SELECT session, request FROM replies"
+        " WHERE session = :caller AND until_ms IS NOT NULL ORDER BY until_ms LIMIT :surplus)",
+        caller=caller,
+        surplus=surplus,
+    )
+    oldest = tx.one(
+        "SELECT until_ms FROM replies WHERE session = :caller AND until_ms IS NOT NULL ORDER BY until_ms LIMIT 1",
+        caller=caller,
+    )
+    if oldest is not None:
+        tx.keeps_for(caller, tx.now_ms + KEPT_MS - oldest[0])
 
 
 def _without_payload(reply: wire.Reply) -> wire.Reply:

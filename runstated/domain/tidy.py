@@ -13,6 +13,7 @@ RUN_KEPT_MS = 7 * 24 * 3_600_000  # `status` on a run that has ended
 MONEY_KEPT_MS = 7 * 24 * 3_600_000  # reservations that have ended, and the ledger, for whoever settles once more
 MONEY_AGAIN_MS = 3_600_000  # while a reservation that is younger holds up the ledger's oldest row
 EVENTS_KEPT = 200_000  # newest events of all runs together; about 60 MB
+EVENTS_KEPT_MS = 30 * 24 * 3_600_000
 EVENTS_IN_ONE_STEP = 200
 
 
@@ -56,9 +57,17 @@ def _old_money(tx: Tx) -> int | None:
 
 
 def _old_events(tx: Tx) -> int | None:
-    row = tx.one("SELECT (SELECT max(event) FROM events), (SELECT min(event) FROM events)")  # together: a full scan
-    if row is None or row[0] is None or row[0] - row[1] < EVENTS_KEPT + EVENTS_IN_ONE_STEP:
+    oldest = tx.one("SELECT event, at_ms FROM events ORDER BY event LIMIT 1")
+    newest = tx.one("SELECT event FROM events ORDER BY event DESC LIMIT 1")
+    if oldest is None or newest is None:
         return None
-    last_gone = min(row[0] - EVENTS_KEPT, row[1] + EVENTS_IN_ONE_STEP)
-    tx.run("DELETE FROM events WHERE event < :last_gone", last_gone=last_gone)
+    due: int = oldest[1] + EVENTS_KEPT_MS
+    are_many = newest[0] - oldest[0] >= EVENTS_KEPT + EVENTS_IN_ONE_STEP
+    if tx.now_ms < due and not are_many:
+        return due
+    tx.run(
+        "DELETE FROM events WHERE event < :last AND at_ms <= :latest",
+        last=min(oldest[0] + EVENTS_IN_ONE_STEP, newest[0] + 1),
+        latest=tx.now_ms if are_many else tx.now_ms - EVENTS_KEPT_MS,
+    )
     return tx.now_ms

@@ -98,7 +98,7 @@ async def wait(call: Call) -> WaiterState:
     """Takes units, or stands in line for them."""
     body = call.body
     (name,) = from_id("l", "allowance", call.path["allowanceId"])
-    request, request_id = call.prepare(limit_wanted(body.scope_id, name, body.units, body.ttl_seconds))
+    request, request_id = call.prepare_waiter(limit_wanted(body.scope_id, name, body.units, body.ttl_seconds))
     assert isinstance(request, wire.LimitsTake)
     waiter = await call.waiters.start(call.access, body.holder, request, request_id)
     return state_of(waiter)

@@ -141,7 +141,11 @@ class App:
                 idempotency_key=_idempotency_key(request),
             )
             status, answer = await row.handle(call)
-            return Response(status_code=status) if answer is None else _json(status, answer)
+            response = Response(status_code=status) if answer is None else _json(status, answer)
+            kept_s = self._gateway.keeps_for_s(access) if call.idempotency_key else None
+            if kept_s is not None:
+                response.headers["Idempotency-Kept-Seconds"] = str(kept_s)
+            return response
 
         route = Route("/v1/spaces/{spaceId}" + row.path, self._answered(work), methods=[row.method])
         route.methods = {row.method}  # without the HEAD that comes with a GET: an endpoint has one method

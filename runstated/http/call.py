@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from starlette.requests import Request
@@ -14,7 +14,7 @@ from runstate import wire
 from runstated.http.errors import ClientGone
 from runstated.http.fields import name_in
 from runstated.http.gateway import Gateway, new_request_id, request_id_of
-from runstated.http.waiters import Waiters
+from runstated.http.waiters import Waiters, Wanted
 from runstated.store.tx import Access
 
 
@@ -82,12 +82,16 @@ class Call:
 
     def prepare(self, request: wire.Request[Any]) -> tuple[wire.Request[Any], int]:
         """The request as a repeat of this call would send it again, and its id."""
-        if self.request.method == "GET":
+        if self.request.method == "GET" or self.idempotency_key is None:
             return request, new_request_id()
-        again = self.idempotency_key is not None
-        request_id = request_id_of(self.idempotency_key, self.steps) if self.idempotency_key else new_request_id()
+        request_id = request_id_of(self.idempotency_key, self.steps)
         self.steps += 1
-        return msgspec.structs.replace(request, keep=True, again=again), request_id
+        return msgspec.structs.replace(request, keep=True, again=True), request_id
+
+    def prepare_waiter(self, request: Wanted) -> tuple[Wanted, int]:
+        """The same for a call that can be asked for by its id: its answer is kept also without an Idempotency-Key."""
+        prepared, request_id = self.prepare(request)
+        return msgspec.structs.replace(cast("Wanted", prepared), keep=True), request_id
 
 
 async def _gone(request: Request) -> None:

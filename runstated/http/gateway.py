@@ -13,6 +13,7 @@ from typing import Any
 
 from runstate import wire
 from runstate.wire import PROTOCOL, PROTOCOL_MIN
+from runstated.domain.leases import caller_of
 from runstated.engine import Engine
 from runstated.http.errors import OTHER_REQUEST, ApiError, NotReady, from_wire
 from runstated.sessions import HelloRefused, Origin, Sessions
@@ -53,7 +54,10 @@ class Door:
             return
         found = self.pending.pop(request_id, None)
         if found is not None and not found.reply.done():
-            found.reply.set_result(wire.decode_reply(body))
+            reply = wire.decode_reply(body)
+            found.reply.set_result(reply)
+            if found.request.replayed and reply.kept and not found.request.keep:
+                self.gateway.engine.acknowledge(self.name, (request_id,))  # nobody can repeat it
         self.rest()
 
     def end(self) -> None:
@@ -121,6 +125,11 @@ class Gateway:
                 del door.pending[request_id]
                 self.engine.cancel(door.name, request_id)
         door.rest()
+
+    def keeps_for_s(self, access: Access) -> int | None:
+        """For how long answers to a key's calls are kept, when that is less than a day."""
+        ms = self.engine.memory.keeps_for.get(caller_of(_session_name(access, "")))
+        return None if ms is None else ms // 1000
 
     def leave(self, door: Door) -> None:
         """The session has been idle."""

@@ -112,7 +112,7 @@ async def wait(call: Call) -> WaiterState:
     """Stands in line; the units are promised when it is its turn, for ten seconds."""
     body = call.body
     (name,) = from_id("p", "permit", call.path["permitId"])
-    request, request_id = call.prepare(slots_wanted(body.scope_id, name, body.units))
+    request, request_id = call.prepare_waiter(slots_wanted(body.scope_id, name, body.units))
     assert isinstance(request, wire.SlotsAcquire)
     waiter = await call.waiters.start(call.access, body.holder, request, request_id)
     return state_of(waiter)

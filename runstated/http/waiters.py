@@ -6,7 +6,8 @@
 
 A waiter is an ordinary parked call of the session of its worker; SIGNALED is its lease, of ten seconds. Waiters live in
 memory. Their ids say what they wait for: one that is not known (after a restart) is asked for again under the same
-request id, which brings what it was given meanwhile, or puts it into its line.
+request id, which brings what it was given meanwhile, or puts it into its line. So one that was GRANTED need not be
+remembered: its answer is kept on disk for a day.
 """
 
 import asyncio
@@ -24,7 +25,7 @@ from runstated.store.tx import Access
 Wanted = wire.LimitsTake | wire.SlotsAcquire
 CLAIM_MS = 10_000
 UNREAD_S = 30.0
-REMEMBERED_S = 600.0
+REMEMBERED_S = 60.0
 
 
 def slots_wanted(run: str, pool: str, units: int) -> wire.SlotsAcquire:
@@ -158,7 +159,10 @@ class Waiters:
             waiter.state = "CANCELLED"
         else:
             waiter.state = "EXPIRED"
-        self._forget_later(waiter)
+        if waiter.state == "GRANTED":
+            self._waiters.pop(waiter.id, None)
+        else:
+            self._forget_later(waiter)
 
     def _look_after(self, waiter: Waiter) -> None:
         """Somebody has just asked for it."""

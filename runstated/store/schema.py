@@ -43,6 +43,12 @@ EVENTS_WITHOUT_INDEX = """
 DROP INDEX events_of_run;
 """
 
+# Each caller's replies are bounded by themselves.
+REPLIES_OF_CALLER = """
+ALTER TABLE replies ADD COLUMN bytes BIGINT NOT NULL DEFAULT 0;
+CREATE INDEX replies_of_caller ON replies (session, until_ms, bytes) WHERE until_ms IS NOT NULL;
+"""
+
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (SCHEMA, sessions.SCHEMA, leases.SCHEMA, runs.SCHEMA, once.SCHEMA, queues.SCHEMA),
     (
@@ -62,7 +68,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (REPLIES_KEPT, timers.SCHEMA_ACKED),
     (queues.SCHEMA_TIDIED,),
     (EVENTS_WITHOUT_INDEX,),
-    (runs.SCHEMA_8, leases.SCHEMA_8, queues.SCHEMA_8, limits.SCHEMA_8, budgets.SCHEMA_8),
+    (runs.SCHEMA_8, leases.SCHEMA_8, queues.SCHEMA_8, limits.SCHEMA_8, budgets.SCHEMA_8, REPLIES_OF_CALLER),
 )
 VERSION = len(MIGRATIONS)
 

@@ -20,6 +20,8 @@ from runstated.access import StoredKey as StoredKey
 from runstated.lines import Memory
 from runstated.waits import EVENTS, Call, Opening, Settled, Topic
 
+EVENTS_LOOK_EACH = 1_000  # events between two looks at whether the oldest are to go
+
 Value = Any
 Row = tuple[Value, ...]
 
@@ -168,6 +170,8 @@ class Tx:
                 "data": msgspec.json.encode(data).decode(),
             },
         )
+        if self.is_nth(("event", ""), EVENTS_LOOK_EACH):
+            self.due(self.now_ms)
         if self._memory.listeners:
             row = self.one("SELECT path FROM runs WHERE run = :run", run=run)
             if row is not None:
@@ -198,6 +202,10 @@ class Tx:
     def due(self, at_ms: int) -> None:
         """At this wall time there is something for a noun's ``tick``."""
         self._memory.due(at_ms)
+
+    def is_nth(self, what: tuple[str, str], n: int) -> bool:
+        """Whether this is the n-th, 2n-th ... time in this life of the daemon, for what is looked at now and then."""
+        return self._memory.is_nth(what, n)
 
     def due_steady(self, at_lease_ms: int) -> None:
         """The same, on the lease clock."""
@@ -285,6 +293,10 @@ class Tx:
     def settled(self, run: str, key: str, deadline_ms: int | None, result: wire.OnceDone) -> None:
         """The result of a once key, until its run ends: to be given from memory after the commit."""
         self._memory.settled.append((Settled(self.caller.space, run, key), deadline_ms, result))
+
+    def keeps_for(self, caller: str, ms: int) -> None:
+        """How long a caller's replies are kept, by what had to go before its day was over."""
+        self._memory.keeps_for[caller] = ms
 
     def forget_run(self, run: str) -> None:
         """The settled results of a run are no answers any more."""

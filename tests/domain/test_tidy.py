@@ -6,6 +6,7 @@ import pytest
 
 from runstate import wire
 from runstated.domain import budgets, tidy
+from runstated.store.tx import EVENTS_LOOK_EACH
 from tests.harness import Client, Harness, check_resources
 
 DAY_MS = 24 * 3_600_000
@@ -91,13 +92,37 @@ def test_old_events_go_by_their_number_in_steps(h: Harness) -> None:
     newest = tidy.EVENTS_KEPT + 2 * tidy.EVENTS_IN_ONE_STEP + 7
     h.connection.execute(
         "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < :newest)"
-        " INSERT INTO events SELECT i, 'r', 't', 0, '{}' FROM n",
-        {"newest": newest},
+        " INSERT INTO events SELECT i, 'r', 't', :now, '{}' FROM n",
+        {"newest": newest, "now": h.clock.wall_ms()},
     )
     h.pass_ms(0)
     oldest, left = h.rows("SELECT min(event), count(*) FROM events")[0]
     assert tidy.EVENTS_KEPT <= left < tidy.EVENTS_KEPT + tidy.EVENTS_IN_ONE_STEP
     assert oldest == newest - left + 1
+
+
+def test_a_daemon_in_which_nothing_becomes_due_keeps_its_events_bounded(
+    h: Harness, a: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tidy, "EVENTS_KEPT", 1_000)
+    run = a.ask(wire.RunsJoin(name="job")).run
+    h.pass_ms(0)
+    for number in range(2_100):
+        a.ask(wire.QueuesSend(run=run, queue="q", key=str(number), input="1", attempts=3))
+    h.pass_ms(0)
+    left = h.value("SELECT count(*) FROM events")
+    assert 1_000 <= left < 1_000 + tidy.EVENTS_IN_ONE_STEP + EVENTS_LOOK_EACH
+
+
+def test_old_events_go_by_their_age_also_in_a_quiet_daemon(h: Harness, a: Client) -> None:
+    run = a.ask(wire.RunsJoin(name="job")).run
+    h.start()
+    h.pass_ms(tidy.EVENTS_KEPT_MS - 1)
+    assert h.events(run) == ["scope.created"]
+    h.pass_ms(1)
+    assert h.events(run) == []
+    a.resume()
+    assert a.ask(wire.EventsRead(run=run)).events == ()
 
 
 def test_nothing_to_tidy_is_never_due(h: Harness) -> None:

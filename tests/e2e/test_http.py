@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import itertools
 import json
 import os
 import signal
 import socket
+import sqlite3
 import ssl
 import subprocess
 import threading
@@ -18,6 +20,7 @@ from typing import Any
 import pytest
 
 from runstate import wire
+from runstated import replies
 from runstated.http import names
 from tests.daemons import PATIENCE_S
 from tests.e2e.support import Daemon, eventually, running
@@ -310,6 +313,34 @@ def test_a_token_is_given_again_only_while_it_lives(api: Api) -> None:
     again = api.good("POST", "/once/acquire", body, idempotency_key="k")
     assert again["state"] == "ACQUIRED"
     assert again["token"] != first["token"]
+
+
+def test_answers_to_calls_without_an_idempotency_key_are_not_kept(own_api: Api) -> None:
+    api = own_api
+    for n in range(3):
+        api.good("POST", "/scopes", {"parentScopeId": api.run})
+        api.good("PUT", f"/runs/r{n}")
+    api.good("POST", "/scopes", {"parentScopeId": api.run}, idempotency_key="kept")
+    with contextlib.closing(sqlite3.connect(api.daemon.state_dir / "runstate.db")) as database:
+        eventually(lambda: database.execute("SELECT count(*) FROM replies").fetchone() == (1,))
+
+
+def test_a_key_that_fills_its_share_of_kept_answers_is_told_for_how_long_they_are_kept(own_api: Api) -> None:
+    api = own_api
+    first = api.ask("PUT", f"/v1/spaces/{api.space}/runs/first", {}, idempotency_key="first")
+    assert first.headers.get("idempotency-kept-seconds") is None
+    api.daemon.terminate()
+    with contextlib.closing(sqlite3.connect(api.daemon.state_dir / "runstate.db")) as database, database:
+        database.execute(
+            "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < :many)"
+            " INSERT INTO replies (session, request, fingerprint, reply, until_ms, bytes)"
+            " SELECT session, i, '', '{}', until_ms - 500 * i, 2 FROM replies JOIN n",
+            {"many": replies.KEPT_MAX},
+        )
+    api.daemon.start()
+    for n in range(replies.LOOK_EACH):
+        last = api.ask("PUT", f"/v1/spaces/{api.space}/runs/r", {}, idempotency_key=f"k{n}")
+    assert 0 < int(last.headers["idempotency-kept-seconds"]) < 86_400
 
 
 def test_the_daemon_is_killed_between_a_request_and_its_answer_and_the_repeat_has_one_effect(own_api: Api) -> None:

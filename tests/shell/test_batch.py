@@ -366,15 +366,35 @@ def test_kept_replies_are_tidied_also_after_a_restart(h: Harness, a: Client, run
 
 def test_the_oldest_of_too_many_kept_replies_go(h: Harness, a: Client, run: str, monkeypatch: Any) -> None:
     monkeypatch.setattr(replies, "KEPT_MAX", 3)
+    monkeypatch.setattr(replies, "LOOK_EACH", 5)
     plain = a.submit(wire.RunsChild(parent=run))
     asked = []
     for _ in range(5):
         asked.append(a.submit(wire.RunsChild(parent=run, keep=True)))
         h.pass_ms(1)
-    h.memory.due(h.clock.wall_ms())
-    h.pass_ms(0)
     kept = [request for (request,) in h.rows("SELECT request FROM replies ORDER BY request")]
     assert kept == [plain.id, *(request.id for request in asked[2:])]
+    assert h.memory.keeps_for == {"a": 2}, "how long they are kept now, in ms"
+
+
+def test_kept_replies_go_by_their_bytes_too(h: Harness, a: Client, run: str, monkeypatch: Any) -> None:
+    monkeypatch.setattr(replies, "KEPT_BYTES_MAX", 1_000)
+    monkeypatch.setattr(replies, "LOOK_EACH", 2)
+    for _ in range(100):
+        a.submit(wire.RunsChild(parent=run, keep=True))
+    assert h.value("SELECT sum(length(reply)) FROM replies") <= 1_000
+
+
+def test_one_caller_does_not_push_out_the_replies_of_another(
+    h: Harness, a: Client, b: Client, run: str, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(replies, "KEPT_MAX", 10)
+    asked = a.submit(wire.RunsChild(parent=run, owned=False, keep=True))
+    for _ in range(2 * replies.LOOK_EACH):
+        b.ask(wire.RunsJoin(name="job", keep=True))
+    h.pass_ms(DAY_MS - 1)
+    assert again(a, asked) == asked.reply
+    assert h.value("SELECT count(*) FROM replies WHERE session = 'b'") == 10
 
 
 def test_errors_and_replies_without_an_effect_are_not_kept(h: Harness, a: Client, b: Client, run: str) -> None:

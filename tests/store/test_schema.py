@@ -3,6 +3,7 @@ from __future__ import annotations
 import ast
 import gzip
 import logging
+import re
 import shutil
 import sqlite3
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import pytest
 import sqlglot
 
 from runstate import wire
+from runstated import replies
 from runstated.domain import tidy
 from runstated.store import schema
 from tests.faults.test_sqlite_faults import Faulty, story
@@ -196,8 +198,13 @@ def executed() -> set[str]:
     b.ask(wire.BarriersGet(run=run, name="b"))
     b.ask(wire.BudgetsGet(budget="llm", reservations=9))
     b.ask(wire.RunsChild(parent=run, keep=True))
+    b.ask(wire.StatusGet())
+    b.ask(wire.RunsStatus(run=run))
     a.die()
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(replies, "LOOK_EACH", 1)
+        patch.setattr(replies, "KEPT_MAX", 1)
+        b.ask(wire.RunsJoin(name="rare", keep=True))
         patch.setattr(tidy, "EVENTS_KEPT", 1)
         patch.setattr(tidy, "EVENTS_IN_ONE_STEP", 1)
         h.memory.due(h.clock.wall_ms())
@@ -224,6 +231,40 @@ def test_every_statement_executed_is_postgresql_too(executed: set[str]) -> None:
         assert parsed is not None
         assert parsed.key in ("select", "insert", "update", "delete", "alter", "drop"), sql
         assert "?" not in sql, "parameters are named"
+
+
+# Statements that look through a table on purpose. Everything else that a request, a tick or the end of a session
+# executes finds its rows by an index.
+LOOKED_THROUGH = {
+    "SELECT id, space, name, permissions, created_ms, revoked_ms FROM keys": "all keys, for `keys.list`",
+    "SELECT id, space, permissions, hash, revoked_ms FROM keys": "all keys, when one changes",
+    "SELECT session, worker, pid, command FROM sessions": "who is there, for `status`: on the reader",
+    "SELECT count(*) FROM sqlite_master": "the tables, at the start of the daemon",
+    "SELECT counter, value FROM counters": "at the start of the daemon",
+    "SELECT session, space, worker, process": "all sessions, at the start of the daemon",
+    "SELECT token, kind, subject, run, session, request, length_ms, granted_ms FROM leases ORDER": "at the start",
+    "SELECT token, pool FROM units": "at the start of the daemon",
+    "SELECT count(*) FROM keys": "when a key is made",
+}
+
+
+def test_no_statement_looks_through_a_table(executed: set[str], connection: sqlite3.Connection) -> None:
+    """Nor sorts more than it gives: what holds up everybody must not grow with what is stored."""
+    schema.migrate(connection)
+    found = {}
+    of_schema = {statement.removesuffix(";") for statement in schema.statements()}
+    for sql in executed - of_schema:
+        if sql.startswith(VERBS) or sql.startswith("WITH"):
+            names = dict.fromkeys(re.findall(r":(\w+)", sql), 0)
+            plan = [step for *_, step in connection.execute(f"EXPLAIN QUERY PLAN {sql}", names)]
+            scans = [step for step in plan if re.match("SCAN (?!CONSTANT ROW|places)", step) or "AUTOMATIC" in step]
+            is_bounded = "LIMIT" in sql and not any("TEMP B-TREE" in step for step in plan)
+            if scans and not is_bounded:
+                found[sql] = plan
+    unexpected = {sql: plan for sql, plan in found.items() if not sql.startswith(tuple(LOOKED_THROUGH))}
+    assert not unexpected
+    unused = [sql for sql in LOOKED_THROUGH if not any(each.startswith(sql) for each in found)]
+    assert not unused, "one that is not needed any more goes"
 
 
 def test_every_statement_in_the_source_was_executed(executed: set[str]) -> None:
