@@ -27,7 +27,8 @@ def detached(descriptor: str, options: str) -> None:
     import json
     import signal
 
-    signal.pthread_sigmask(signal.SIG_SETMASK, [])  # what the starting thread had blocked would make us unstoppable
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)  # what whoever came first ignores must not matter
     from runstated import daemon, lockfile, settings
 
     pipe = int(descriptor)

@@ -292,8 +292,15 @@ async def _watch(guard: Guard, notifier: notify.Notifier) -> None:
 
 
 def _stop_on_signals() -> asyncio.Event:
-    """SIGTERM and SIGINT set the event; a second one ends the process at once, which loses nothing acknowledged."""
+    """SIGTERM and SIGINT set the event; a second one ends the process at once, which loses nothing acknowledged.
+
+    SIGTERM does so whatever our parent has blocked or ignored. A SIGINT that is ignored stays ignored: a script's shell
+    does that to what it runs in the background, for there a Ctrl-C is not for us.
+    """
     stopping = asyncio.Event()
+    numbers = [signal.SIGTERM]
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        numbers.append(signal.SIGINT)
 
     def stop(number: int) -> None:
         if stopping.is_set():
@@ -302,9 +309,10 @@ def _stop_on_signals() -> asyncio.Event:
         stopping.set()
 
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in numbers:
         loop.add_signal_handler(number, stop, number)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the terminal we were started from may close
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])  # last: what has come meanwhile is heard now
     return stopping
 
 

@@ -8,12 +8,19 @@ import pytest
 from hypothesis import settings
 
 from runstated.store.tx import Tx
+from tests import dispositions
 from tests.clock import ManualClock
 from tests.harness import Harness
 
 # A failing example prints the line that repeats it; a slow machine is no failure.
 settings.register_profile("runstate", print_blob=True, deadline=None)
 settings.load_profile("runstate")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def signals_as_in_a_terminal() -> None:
+    """Only where tests run, so not in the process that distributes them: it stays as deaf as it was started."""
+    dispositions.reset()
 
 
 @pytest.fixture

@@ -298,7 +298,7 @@ def serve(
     client: Runstate, *, concurrency: int | None, queues: Sequence[Queue] | None, signal: SupportsIsSet | None
 ) -> None:
     """Serves in plain code, on a loop of its own. In the main thread SIGTERM and SIGINT stop it; a SIGINT after that
-    raises KeyboardInterrupt without waiting for the handlers."""
+    raises KeyboardInterrupt without waiting for the handlers. Those that the program ignores stay ignored."""
     told = Signal()
     loop = asyncio.new_event_loop()
     try:
@@ -319,7 +319,10 @@ def _stopping_on_signals(told: Signal) -> Iterator[None]:
             raise KeyboardInterrupt
         told._set()
 
-    before = {number: signals_of_os.signal(number, stop) for number in (signals_of_os.SIGTERM, signals_of_os.SIGINT)}
+    # An ignored one stays so: a shell does that to what a script runs in the background, where Ctrl-C is not for us.
+    numbers = (signals_of_os.SIGTERM, signals_of_os.SIGINT)
+    heard = [number for number in numbers if signals_of_os.getsignal(number) is not signals_of_os.SIG_IGN]
+    before = {number: signals_of_os.signal(number, stop) for number in heard}
     try:
         yield
     finally:
