@@ -70,7 +70,10 @@ class Progress(Generic[T]):
             return step
         error, outcome = self._error, self.outcome
         self._error = self.outcome = None
-        return self._steps.send(outcome) if error is None else self._steps.throw(error)
+        try:
+            return self._steps.send(outcome) if error is None else self._steps.throw(error)
+        finally:
+            error = outcome = None  # this frame is part of the traceback, and must not close a circle with its error
 
     def again(self, step: Run, body: Any) -> Progress[T]:
         """The function of a step has given a body that goes on: the next step is to run that."""
