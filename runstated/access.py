@@ -15,6 +15,11 @@ class Access:
     permissions: frozenset[str] = frozenset(PERMISSIONS)
     key: str = ""
 
+    def session_name(self, transport: str, session: str) -> str:
+        """What the daemon calls the session to which a client gives that id: never the name of one that was opened in
+        another space, with another key or over another transport, whatever id it has."""
+        return f"{transport}/{len(self.space)}:{self.space}/{self.key}/{session}"
+
     def may(self, permission: str) -> bool:
         return permission in self.permissions
 

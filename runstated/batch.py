@@ -262,12 +262,13 @@ class Executor:
                 return
         rank = 1
         if isinstance(request, wire.WaitingRequest) and (request.within or request.inherited):
-            around = (*request.within, *request.inherited)
-            foreign = [token for token in around if self._is_foreign(token, ask.access.space)]
-            rank = 0 if any(token in memory.holds for token in around if token not in foreign) else 1
-            if foreign:  # to name them must neither put a call before others nor tell of a circle with them
-                within = tuple(token for token in request.within if token not in foreign)
-                request = msgspec.structs.replace(request, within=within)
+            # To name the holds of others must neither put a call before others nor make a circle with them.
+            within, inherited = (
+                tuple(token for token in named if memory.is_own(ask.session, token))
+                for named in (request.within, request.inherited)
+            )
+            rank = 0 if within or inherited else 1
+            request = msgspec.structs.replace(request, within=within, inherited=inherited)
         tx.caller = Caller(ask.session, ask.access, ask.request_id, rank, ask.ticket)
         answer = dispatch.answer(tx, request)
         if isinstance(answer, Parked):
@@ -292,11 +293,6 @@ class Executor:
             self._park(tx, call)
         else:
             self._answer(tx, ask.key, request, answer)
-
-    def _is_foreign(self, token: int, space: str) -> bool:
-        """Whether a token is held in another space."""
-        hold = self.memory.holds.get(token)
-        return hold is not None and self.memory.spaces.get(hold.session, space) != space
 
     def _answer(self, tx: Tx, key: CallKey, request: wire.Request[Any], answer: wire.Reply | Refusal) -> None:
         reply = answer.reply() if isinstance(answer, Refusal) else answer
@@ -325,7 +321,7 @@ class Executor:
         steps = []
         for call in circle:
             row = tx.one("SELECT worker, pid FROM sessions WHERE session = :session", session=call.session)
-            worker, pid = row or (call.session, 0)
+            worker, pid = row or ("a session that has ended", 0)
             waits_for = " or ".join(dict.fromkeys(f"{h.subject[0]} {h.subject[-1]}" for h in self.memory.holders(call)))
             steps.append(f"{worker} (pid {pid}) waits for {waits_for}")
         return f"this wait would never end: {', which is held while '.join(steps)}, which closes the circle"
@@ -413,7 +409,7 @@ class Executor:
     def _opened(self, tx: Tx, entry: Opened) -> None:
         row = entry.row
         sessions.open_session(tx, row)
-        self.memory.open(row.session, row.space)
+        self.memory.open(row.session, row.space, row.process)
         tx.caller = Caller(row.session, Access(space=row.space))
         ended = sessions.rejoin(tx, entry.runs)
         welcome = msgspec.structs.replace(entry.welcome, ended=ended)

@@ -119,7 +119,7 @@ class Engine:
         self.keyring.replace(keys.stored(tx))
         known = sessions.get_all(tx)
         for session in known:
-            memory.open(session.session, session.space, away=True)
+            memory.open(session.session, session.space, session.process, away=True)
         for run in runs.orphans(tx):
             memory.revisit[run] = None
         memory.began = Opening(lease_ms, self.clock.wall_ms())

@@ -50,7 +50,7 @@ class Memory:
     counters: dict[str, int] = field(default_factory=dict)
     counters_changed: set[str] = field(default_factory=set)
     sessions: dict[str, bool] = field(default_factory=dict)  # those that are open -> whether they are away
-    spaces: dict[str, str] = field(default_factory=dict)  # of those that are open
+    origins: dict[str, tuple[str, str]] = field(default_factory=dict)  # of those that are open: space and process
     calls: dict[CallKey, Call] = field(default_factory=dict)
     holds: dict[int, Hold] = field(default_factory=dict)
     left: list[Topic] = field(default_factory=list)  # lines that lost a member in this entry
@@ -159,12 +159,12 @@ class Memory:
 
     # ------------------------------------------------------------------ sessions
 
-    def open(self, session: str, space: str, *, away: bool = False) -> None:
-        """A session begins; one that is known stays as it is."""
+    def open(self, session: str, space: str, process: str = "", *, away: bool = False) -> None:
+        """A session begins; one that is known stays as it is. ``process``: empty where the kernel does not tell."""
         if session not in self.sessions:
-            self.sessions[session], self.spaces[session] = away, space
+            self.sessions[session], self.origins[session] = away, (space, process)
             self._undo.append(partial(self.sessions.pop, session))
-            self._undo.append(partial(self.spaces.pop, session))
+            self._undo.append(partial(self.origins.pop, session))
 
     def close(self, session: str) -> None:
         """A session is gone, and its calls and subscriptions with it."""
@@ -174,9 +174,9 @@ class Memory:
             self._unsubscribe(signal, session)
             self._undo.append(partial(self._subscribe, signal, session))
         if session in self.sessions:
-            away, space = self.sessions.pop(session), self.spaces.pop(session)
+            away, origin = self.sessions.pop(session), self.origins.pop(session)
             self._undo.append(partial(self.sessions.__setitem__, session, away))
-            self._undo.append(partial(self.spaces.__setitem__, session, space))
+            self._undo.append(partial(self.origins.__setitem__, session, origin))
 
     # ------------------------------------------------------------------ calls
 
@@ -397,6 +397,14 @@ class Memory:
     def is_holding(self, session: str) -> bool:
         """Whether a session holds anything."""
         return session in self._held_by
+
+    def is_own(self, session: str, token: int) -> bool:
+        """Whether a live lease is the session's, or that of another one of its process in the same space."""
+        hold = self.holds.get(token)
+        if hold is None or hold.session == session:
+            return hold is not None
+        origin = self.origins.get(session, ("", ""))
+        return bool(origin[1]) and origin == self.origins.get(hold.session)
 
     def beat(self, session: str, token: int, lease_ms: int) -> bool:
         """Renews a lease; False when the session does not hold it."""

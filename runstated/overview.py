@@ -53,7 +53,13 @@ class Overview:
         held = tuple(
             msgspec.structs.replace(holding, until_ms=self._until_ms(holding.token)) for holding in worker.holdings
         )
-        return msgspec.structs.replace(worker, connected=self._sessions.is_connected(worker.session), holdings=held)
+        row = self._sessions.row(worker.session)
+        return msgspec.structs.replace(
+            worker,
+            session=wire.shown_session(row.id if row else worker.session),
+            connected=self._sessions.is_connected(worker.session),
+            holdings=held,
+        )
 
     def _until_ms(self, token: int) -> int | None:
         hold = self._engine.memory.holds.get(token)
@@ -76,7 +82,7 @@ class Overview:
         behind = []
         for hold in memory.holders(call)[:8]:
             holder = self._sessions.row(hold.session)
-            behind.append(f"{holder.worker} (pid {holder.pid})" if holder else hold.session)
+            behind.append(f"{holder.worker} (pid {holder.pid})" if holder else "a session that has ended")
         return wire.WaitView(
             worker=row.worker if row else "",
             pid=row.pid if row else 0,

@@ -135,10 +135,10 @@ def forget(tx: Tx, session: str, request_ids: tuple[int, ...]) -> None:
 
 
 def _fingerprint(key: CallKey, request: wire.Request[Any]) -> str:
-    """Tells two requests apart, whatever a repeat says of the time that is left."""
+    """Tells two requests apart, whatever a repeat says of the time that is left and of what is held around it."""
     session = key[0].encode() if request.keep else b""
     if isinstance(request, wire.WaitingRequest):
-        request = msgspec.structs.replace(request, again=False, wait_ms=None, ticket=0)
+        request = msgspec.structs.replace(request, again=False, wait_ms=None, ticket=0, within=(), inherited=())
     elif request.again:
         request = msgspec.structs.replace(request, again=False)
     return f"{zlib.crc32(session + wire.encode(request)):08x}"

@@ -29,6 +29,8 @@ from runstated.store.tx import Access
 
 Transport = Literal["unix", "tcp", "http"]
 
+REMOTE_ID_CHARACTERS_MIN = 16  # 64 random bits in hexadecimal digits: over TCP the id and the key are all that tells
+
 log = logging.getLogger(__name__)
 
 
@@ -132,8 +134,8 @@ class Sessions:
     # ------------------------------------------------------------------ in
 
     def hello(self, connection: Wire, request_id: int, hello: wire.Hello, origin: Origin, access: Access) -> str:
-        """Opens or resumes a session for a connection; its id. Welcome follows when the session is on disk. ``access``
-        is what the caller has shown to have; the space and the key in ``hello`` are not looked at.
+        """Opens or resumes a session for a connection; its name. Welcome follows when the session is on disk.
+        ``access`` is what the caller has shown to have; the space and the key in ``hello`` are not looked at.
 
         Raises HelloRefused.
         """
@@ -144,12 +146,20 @@ class Sessions:
                 f"this daemon ({self._version}) speaks protocol {PROTOCOL_MIN} to {PROTOCOL}, the client"
                 f" {hello.protocol_min} to {hello.protocol}: install matching versions",
             )
-        session = self._open.get(hello.session)
+        if not self._engine.keyring.is_live(access.key):
+            raise HelloRefused("UNAUTHENTICATED", f"the key {access.key} was revoked")
+        if origin.transport == "tcp" and len(hello.session) < REMOTE_ID_CHARACTERS_MIN:
+            raise HelloRefused(
+                "VALIDATION_FAILED",
+                f"over TCP a session id has at least {REMOTE_ID_CHARACTERS_MIN} characters, and must be random",
+            )
+        name = access.session_name(origin.transport, hello.session)
+        session = self._open.get(name)
         resumed = session is not None
         if session is None:
-            session = self._new(hello, origin, access)
+            session = self._new(name, hello, origin, access)
         else:
-            self._check_same(session, origin, access)
+            _check_same(session, hello, origin)
             if origin.pidfd is not None:
                 os.close(origin.pidfd)  # the process is watched already
             if session.wire is not None and session.wire is not connection:
@@ -161,11 +171,11 @@ class Sessions:
         welcome = wire.Welcome(protocol=protocol, version=self._version, pid=self._pid, resumed=resumed)
         self._engine.submit(Opened(session.row, request_id, hello.runs, welcome))
         if resumed:
-            self._engine.submit(Away(hello.session, away=False))
-        self._expected.discard(hello.session)
+            self._engine.submit(Away(name, away=False))
+        self._expected.discard(name)
         if not self._expected:
             self._open_lines()
-        return hello.session
+        return name
 
     def _end_revoked(self) -> None:
         """The keys have changed: the sessions of those that are revoked end, with their connections."""
@@ -226,9 +236,9 @@ class Sessions:
 
     # ------------------------------------------------------------------ helpers
 
-    def _new(self, hello: wire.Hello, origin: Origin, access: Access) -> Session:
+    def _new(self, name: str, hello: wire.Hello, origin: Origin, access: Access) -> Session:
         row = rows.Session(
-            session=hello.session,
+            session=name,
             space=access.space,
             worker=hello.worker,
             process=origin.process.to_text() if origin.process and origin.pidfd is not None else "",
@@ -240,16 +250,6 @@ class Sessions:
         session = Session(row, origin.process, watched=origin.pidfd is not None)
         self._add(session, origin.pidfd)
         return session
-
-    def _check_same(self, session: Session, origin: Origin, access: Access) -> None:
-        row = session.row
-        for same, other in (
-            (session.process is None or origin.process == session.process, "process"),
-            (access.space == row.space, "space"),
-            (access.key == row.key and origin.transport == row.transport, "key"),
-        ):
-            if not same:
-                raise HelloRefused("CONFLICT", f"the session {row.session} belongs to another {other}")
 
     def _add(self, session: Session, pidfd: int | None) -> None:
         self._open[session.row.session] = session
@@ -302,3 +302,14 @@ class Sessions:
             self._give_time(session)
         else:
             self._end(session.row.session, "died")
+
+
+def _check_same(session: Session, hello: wire.Hello, origin: Origin) -> None:
+    """Raises HelloRefused for another process than the one that has opened the session; where the kernel did not tell
+    which that was, by its number."""
+    if session.process is not None:
+        same = origin.process == session.process
+    else:
+        same = session.is_remote or session.row.pid == (origin.pid or hello.pid)
+    if not same:
+        raise HelloRefused("CONFLICT", f"the session {hello.session} belongs to another process")

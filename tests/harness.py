@@ -93,10 +93,11 @@ class Request:
 class Client:
     """One session."""
 
-    def __init__(self, h: Harness, name: str, access: Access) -> None:
+    def __init__(self, h: Harness, name: str, access: Access, process: str = "") -> None:
         self.h = h
         self.name = name
         self.access = access
+        self.process = process
         self.open: dict[int, Request] = {}
         self.pushes: list[wire.Push] = []
         self.ended: tuple[wire.RunEnded, ...] = ()
@@ -105,7 +106,13 @@ class Client:
 
     def hello(self, runs: tuple[str, ...] = ()) -> Client:
         row = sessions.Session(
-            self.name, self.access.space, f"worker-{self.name}", "", self.pid, "python x", self.access.key
+            self.name,
+            self.access.space,
+            f"worker-{self.name}",
+            self.process,
+            self.pid,
+            "python x",
+            self.access.key,
         )
         welcome = wire.Welcome(protocol=1, version="test", pid=1)
         asked = self.request(wire.Hello(protocol=1, protocol_min=1, session=self.name, worker=""))
@@ -195,9 +202,21 @@ class Harness:
         self.connection.close()
 
     def session(
-        self, name: str, space: str = "default", runs: tuple[str, ...] = (), access: Access | None = None
+        self,
+        name: str,
+        space: str = "default",
+        runs: tuple[str, ...] = (),
+        access: Access | None = None,
+        process: str = "",
     ) -> Client:
-        self.clients[name] = Client(self, name, access or Access(space=space))
+        access = access or Access(space=space)
+        if access.key:
+            self.connection.execute(
+                "INSERT INTO keys (id, space, name, permissions, hash, created_ms)"
+                " VALUES (:id, :space, '', '', '', 0) ON CONFLICT DO NOTHING",
+                {"id": access.key, "space": access.space},
+            )
+        self.clients[name] = Client(self, name, access, process)
         return self.clients[name].hello(runs)
 
     def ticket(self) -> int:

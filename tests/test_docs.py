@@ -264,7 +264,7 @@ EXAMPLE: tuple[tuple[str, int, msgspec.Struct], ...] = (
         wire.RunView(run="r1-4f9a", name="default", state="active", created_ms=1_764_460_800_000),
     ),
     ("client: once.acquire", 3, wire.OnceAcquire(run="r1-4f9a", key=KEY, wait_ms=60_000)),
-    ("daemon: once.granted", 3, wire.OnceGranted(token=17, attempt=1)),
+    ("daemon: once.granted", 3, wire.OnceGranted(token=17, attempt=1, secret="9c41d07ea2b85f36")),
     (
         "daemon to another client, which asked under its id 9: parked",
         0,

@@ -29,7 +29,7 @@ FUNCTION_LINES_MAX = 70  # signature and body, without the docstring
 FILE_LINES_MAX = 500
 
 LONG_FILES = {
-    "client/runstate/wire.py": 1_100,  # every message, in one place by design
+    "client/runstate/wire.py": 1_150,  # every message, in one place by design
 }
 LONG_FUNCTIONS: dict[str, int] = {}
 
@@ -151,7 +151,7 @@ def test_every_test_file_mirrors_something() -> None:
         known = {path.stem for path in (ROOT / source).glob("*.py")}
         for path in sorted((ROOT / "tests" / directory).glob("test_*.py")):
             noun = path.stem.removeprefix("test_").removesuffix("_model")
-            if noun not in known and path.name != "test_spaces.py":  # of all nouns
+            if noun not in known and noun not in ("proof", "spaces"):  # of all nouns
                 stray.append(path.relative_to(ROOT).as_posix())
     assert stray == [], "no module of that name"
 

@@ -219,7 +219,8 @@ class Onlooker:
 
     def _without_me(self, view: wire.StatusView) -> wire.StatusView:
         """Who looks is no part of the picture."""
-        others = tuple(worker for worker in view.workers if worker.session != self.session)
+        mine = wire.shown_session(self.session)
+        others = tuple(worker for worker in view.workers if worker.session != mine)
         daemon = view.daemon
         if daemon is not None:
             daemon = msgspec.structs.replace(daemon, sessions=max(0, daemon.sessions - 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextvars import ContextVar, Token
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -137,6 +138,8 @@ class Slots:
         from . import wire
 
         signal.close()
+        if hold.pid != os.getpid():
+            return  # in a child that was forked inside the block: the units are its parent's
         lost = hold.signal.reason
         try:
             answer = yield wire.Release(token=hold.token)

@@ -6,13 +6,15 @@ below as a msgpack map. Requests carry the key ``verb``, replies ``reply``, push
 default value may be left out, and unknown fields are ignored, so that versions can differ.
 
 Shapes used throughout: times are milliseconds (``*_ms``); points in time are Unix time; tokens are integers; payloads
-(``input``, ``result``) are JSON *text* of at most 65,536 bytes of UTF-8, which the daemon never parses.
+(``input``, ``result``) are JSON *text* of at most 65,536 bytes of UTF-8, which the daemon never parses; ``secret``: 64
+random bits in hexadecimal digits that come with a hold and prove it from any session ("": the caller's own holds it).
 
 A request with id 0 wants no reply. A request that may wait has ``wait_ms`` (None: no limit, 0: do not wait),
 ``within``: the tokens that the caller holds while it asks, outermost first, and ``inherited``: those held by whoever
 has started it (a task inside of a hold) and need not wait for it: they count for its age only.
 """
 
+import hashlib
 from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
 import msgspec
@@ -39,6 +41,7 @@ Id = Annotated[str, Meta(min_length=1, max_length=64)]
 Label = Annotated[str, Meta(max_length=512)]
 Text = Annotated[str, Meta(max_length=4_000)]
 Token = Annotated[int, Meta(ge=1)]
+Secret = Annotated[str, Meta(max_length=64)]
 Ms = Annotated[int, Meta(ge=0, le=2**53)]
 Moment = Annotated[int, Meta(ge=0, le=LATEST_MS)]
 LeaseMs = Annotated[int, Meta(ge=LEASE_MS_MIN, le=LEASE_MS_MAX)]
@@ -202,6 +205,7 @@ class Release(Request[Released], tag="leases.release", frozen=True):
     gives: ClassVar[bool] = True
     replayed: ClassVar[bool] = True
     token: Token
+    secret: Secret = ""
 
 
 class Renewed(Reply, tag="renewed", frozen=True):
@@ -211,12 +215,13 @@ class Renewed(Reply, tag="renewed", frozen=True):
 
 
 class Renew(Request[Renewed], tag="leases.renew", frozen=True):
-    """Renews one lease, from now on of ``lease_ms``, whichever session it was granted to: for those who have a token
-    and no connection. LEASE_LOST when it is gone (of a job: also when its run is over), SCOPE_CANCELLED or
+    """Renews one lease, from now on of ``lease_ms``: with its ``secret`` also from another session, for those who have
+    no connection of their own. LEASE_LOST when it is gone (of a job: also when its run is over), SCOPE_CANCELLED or
     DEADLINE_EXCEEDED when the run of another hold is over."""
 
     token: Token
     lease_ms: LeaseMs
+    secret: Secret = ""
 
 
 # ---------------------------------------------------------------------------------------------------- runs
@@ -276,6 +281,7 @@ class OnceGranted(Reply, tag="once.granted", frozen=True):
     kept: ClassVar[bool] = True
     token: int
     attempt: int
+    secret: str = ""
 
 
 class OnceDone(Reply, tag="once.done", frozen=True):
@@ -330,6 +336,7 @@ class OnceComplete(Request[OnceDone], tag="once.complete", frozen=True):
     key: Key
     token: Token
     result: str
+    secret: Secret = ""
 
 
 class OnceFailCounted(Reply, tag="once.fail_counted", frozen=True):
@@ -350,6 +357,7 @@ class OnceFail(Request[OnceFailCounted], tag="once.fail", frozen=True):
     token: Token
     error: Text
     attempts: Attempts = 3
+    secret: Secret = ""
 
 
 # ---------------------------------------------------------------------------------------------------- queues
@@ -450,6 +458,7 @@ class JobGrant(Struct, kw_only=True, omit_defaults=True, frozen=True):
     attempt: int
     source: int = 0
     reservations: tuple[str, ...] = ()  # of budgets, in the order of the needs
+    secret: str = ""  # of the token, and of its reservations
 
 
 class JobsGranted(Reply, tag="jobs.granted", frozen=True):
@@ -479,6 +488,7 @@ class QueuesComplete(Request[JobView], tag="queues.complete", frozen=True):
     result: str
     costs: dict[str, Annotated[int, Meta(ge=0, le=2**53)]] = {}
     keep_reserved: bool = False
+    secret: Secret = ""
 
 
 class QueuesFail(Request[JobView], tag="queues.fail", frozen=True):
@@ -490,6 +500,7 @@ class QueuesFail(Request[JobView], tag="queues.fail", frozen=True):
     token: Token
     error: Text
     retry: bool = True
+    secret: Secret = ""
 
 
 # ---------------------------------------------------------------------------------------------------- limits
@@ -579,6 +590,7 @@ class SlotsGranted(Reply, tag="slots.granted", frozen=True):
 
     kept: ClassVar[bool] = True
     token: int
+    secret: str = ""
 
 
 class SlotsBusy(Reply, tag="slots.busy", frozen=True):
@@ -648,6 +660,7 @@ class BudgetReserved(Reply, tag="budget.reserved", frozen=True):
     token: int
     reservation: str
     scale: int
+    secret: str = ""
 
 
 class BudgetsReserve(Request[BudgetReserved], tag="budgets.reserve", frozen=True):
@@ -682,6 +695,7 @@ class BudgetsSettle(Request[BudgetSettled], tag="budgets.settle", frozen=True):
     keep_rest: bool = False
     overrun: bool = True  # False: CONFLICT for more than was reserved
     late: bool = True  # False: CONFLICT when nothing is reserved any more
+    secret: Secret = ""  # that of the token under which it was reserved
 
 
 class BudgetsRelease(Request[BudgetSettled], tag="budgets.release", frozen=True):
@@ -690,6 +704,7 @@ class BudgetsRelease(Request[BudgetSettled], tag="budgets.release", frozen=True)
     gives: ClassVar[bool] = True
     reservation: Id
     late: bool = True  # False: CONFLICT when nothing is reserved any more
+    secret: Secret = ""
 
 
 # ---------------------------------------------------------------------------------------------------- groups
@@ -854,8 +869,13 @@ class Holding(Struct, kw_only=True, omit_defaults=True, frozen=True):
     until_ms: int | None = None
 
 
+def shown_session(session: str) -> str:
+    """What others see of a session's id, which lets in whoever knows it."""
+    return hashlib.sha256(session.encode()).hexdigest()[:16]
+
+
 class WorkerView(Struct, kw_only=True, omit_defaults=True, frozen=True):
-    """One session: a process that uses the daemon."""
+    """One session: a process that uses the daemon. ``session``: see ``shown_session``."""
 
     session: str
     worker: str

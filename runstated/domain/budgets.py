@@ -7,7 +7,7 @@
 What cannot be reserved is refused, never waited for. Each movement is a row of the ledger with the balance after it.
 A cost above the reservation is charged as far as the budget reaches, and ``budget.overrun`` says what was left open.
 Settling is idempotent by reservation and work key. Work that was done is paid, also after its run's end and after its
-reservation was released.
+reservation was released: so a reservation keeps the session and the proof of its token, which outlive the lease.
 """
 
 from dataclasses import dataclass
@@ -58,9 +58,13 @@ CREATE TABLE ledger (
 CREATE UNIQUE INDEX ledger_by_work ON ledger (reservation, work_key) WHERE work_key IS NOT NULL;
 """
 
-# Version 8: the reservations of one budget, latest first.
+# Version 8: the reservations of one budget, latest first; whose a reservation is.
 SCHEMA_8 = """
 CREATE INDEX reservations_of_budget ON reservations (budget, settle_by_ms);
+ALTER TABLE reservations ADD COLUMN session TEXT NOT NULL DEFAULT '';
+ALTER TABLE reservations ADD COLUMN proof TEXT NOT NULL DEFAULT '';
+UPDATE reservations SET session = coalesce(
+    (SELECT leases.session FROM leases WHERE leases.token = reservations.token), '');
 """
 
 KIND = "budget"
@@ -135,14 +139,14 @@ def reserve(tx: Tx, request: wire.BudgetsReserve) -> wire.BudgetReserved | Refus
     length_ms = wire.SETTLE_BY_MS if request.settle_by_ms is None else request.settle_by_ms - tx.now_ms
     if length_ms <= 0:
         raise ValidationFailed("the time by which to settle has passed already")
-    token = leases.grant(tx, KIND, budget.id, request.run, length_ms)
+    token, secret = leases.grant(tx, KIND, budget.id, request.run, length_ms)
     reservation = hold(tx, budget, request.run, token, request.amount_minor, length_ms)
-    return wire.BudgetReserved(token=token, reservation=reservation, scale=budget.scale)
+    return wire.BudgetReserved(token=token, reservation=reservation, scale=budget.scale, secret=secret)
 
 
 def settle(tx: Tx, request: wire.BudgetsSettle) -> wire.BudgetSettled:
     """Charges a cost; a repeat with the same work key changes nothing."""
-    found = _get(tx, request.reservation)
+    found = _get(tx, request)
     done = tx.one(
         "SELECT change_minor FROM ledger WHERE reservation = :reservation AND work_key = :work_key",
         reservation=found.reservation,
@@ -154,20 +158,20 @@ def settle(tx: Tx, request: wire.BudgetsSettle) -> wire.BudgetSettled:
         if not request.overrun and request.cost_minor > found.left_minor:
             raise Conflict(f"{request.cost_minor} exceeds what is reserved: {found.left_minor} minor units")
         charge(tx, found, request.cost_minor, request.work_key)
-    found = _get(tx, request.reservation)
+    found = _get(tx, request)
     if not request.keep_rest and found.state == "active":
         release(tx, found)
-    return _settled(tx, found)
+    return _settled(tx, request)
 
 
 def void(tx: Tx, request: wire.BudgetsRelease) -> wire.BudgetSettled:
     """Releases what is left of a reservation; a repeat changes nothing."""
-    found = _get(tx, request.reservation)
+    found = _get(tx, request)
     if not request.late:
         _check_active(found)
     if found.state == "active":
         release(tx, found)
-    return _settled(tx, found)
+    return _settled(tx, request)
 
 
 def look(tx: Tx, request: wire.BudgetsGet) -> wire.BudgetView:
@@ -209,8 +213,10 @@ def hold(tx: Tx, budget: Budget, run: str, token: int, amount: int, length_ms: i
     """Reserves under a token that was granted; the reservation's id."""
     reservation = tx.new_id("b")
     tx.run(
-        "INSERT INTO reservations (reservation, budget, run, token, state, left_minor, settle_by_ms)"
-        " VALUES (:reservation, :budget, :run, :token, 'active', :left, :settle_by)",
+        "INSERT INTO reservations"
+        " (reservation, budget, run, token, state, left_minor, settle_by_ms, session, proof)"
+        " SELECT :reservation, :budget, :run, token, 'active', :left, :settle_by, session, proof"
+        " FROM leases WHERE token = :token",
         reservation=reservation,
         budget=budget.id,
         run=run,
@@ -365,16 +371,18 @@ def _check_active(found: Reservation) -> None:
         raise Conflict(f"nothing is reserved under {found.reservation} any more: it is {found.state}")
 
 
-def _get(tx: Tx, reservation: str) -> Reservation:
+def _get(tx: Tx, request: wire.BudgetsSettle | wire.BudgetsRelease) -> Reservation:
+    """A reservation of the caller's. Raises NotFound."""
     row = tx.one(
         "SELECT reservations.reservation, budget, run, token, state, left_minor, charged_minor FROM reservations"
         " JOIN budgets ON budgets.id = reservations.budget"
-        " WHERE reservations.reservation = :reservation AND budgets.space = :space",
-        reservation=reservation,
+        f" WHERE reservations.reservation = :reservation AND budgets.space = :space AND {leases.PROVED}",
+        reservation=request.reservation,
         space=tx.caller.space,
+        **leases.proof(tx, request.secret),
     )
     if row is None:
-        raise NotFound(f"reservation {reservation} not found")
+        raise NotFound(f"reservation {request.reservation} not found among those of this session")
     return Reservation(*row)
 
 
@@ -385,9 +393,9 @@ def _let_go(tx: Tx, token: int) -> None:
         leases.drop(tx, token)
 
 
-def _settled(tx: Tx, found: Reservation) -> wire.BudgetSettled:
+def _settled(tx: Tx, request: wire.BudgetsSettle | wire.BudgetsRelease) -> wire.BudgetSettled:
+    found = _get(tx, request)
     _let_go(tx, found.token)
-    found = _get(tx, found.reservation)
     return wire.BudgetSettled(state=found.state, charged_minor=found.charged_minor, left_minor=found.left_minor)
 
 

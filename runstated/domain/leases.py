@@ -4,14 +4,18 @@
                           |  ^ beat (in memory)
                           +--lapse / death--> gone, and the noun says what that means for it
 
-A token is a number from a counter, never given twice. Everything that ends a hold deletes its row by the token in one
-statement: zero rows means "you lost it", never a second outcome. How long a lease still runs is kept in the daemon's
+A token is a number from a counter, never given twice; it tells holds apart and proves nothing. A caller who ends or
+renews a hold proves that it was given to them: their session holds it, or they show its secret, of which only a digest
+is stored. Everything that ends a hold deletes its row by the token, and the proof, in one statement: zero rows means
+"you lost it", never a second outcome. How long a lease still runs is kept in the daemon's
 memory, on the lease clock; after a restart every lease gets its full length again.
 """
 
+import hashlib
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from runstated.store.tx import Refusal, Tx
+from runstated.store.tx import Refusal, Row, Tx
 from runstated.waits import Topic
 
 SCHEMA = """
@@ -39,10 +43,12 @@ CREATE INDEX units_of_pool ON units (pool);
 """
 
 # Version 8: what is held in a run, and the units that are out of a pool, are found without a look at all others.
+# The digest of a hold's secret: one of before has none, and no secret that is shown fits it.
 SCHEMA_8 = """
 CREATE INDEX leases_by_run ON leases (run);
 DROP INDEX units_of_pool;
 CREATE INDEX units_by_pool ON units (pool, units);
+ALTER TABLE leases ADD COLUMN proof TEXT NOT NULL DEFAULT '';
 """
 
 SHARED = frozenset(("slots", "budget"))  # kinds whose subject belongs to the space and not to a run
@@ -51,6 +57,9 @@ WITH_UNITS = frozenset(("slots", "job"))  # kinds under whose tokens units are h
 
 IN_SPACE = "EXISTS (SELECT run FROM runs WHERE runs.run = leases.run AND runs.space = :space)"
 
+# The parameters are those of ``proof``. A secret that is shown decides alone: sessions over HTTP are shared by label.
+PROVED = "((:proof = '' AND session = :session) OR (:proof <> '' AND proof = :proof))"
+
 COLUMNS = "token, kind, subject, run, session, request, length_ms, granted_ms"
 
 
@@ -58,7 +67,14 @@ class LeaseGone(Refusal):
     """The hold has ended."""
 
     code = "LEASE_LOST"
-    says = "the hold is gone: it lapsed or was given back, and somebody else may have it now"
+    says = "the hold is gone, or is another session's: it may have lapsed, and somebody else may have it now"
+
+
+class Grant(NamedTuple):
+    """A new hold: its number, and the 64 random bits (in hexadecimal digits) that prove it from another session."""
+
+    token: int
+    secret: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +100,19 @@ def topic(kind: str, subject: str, run: str) -> Topic:
     return (kind, "" if kind in SHARED else run, subject)
 
 
-def grant(tx: Tx, kind: str, subject: str, run: str, length_ms: int) -> int:
-    """A new hold of the caller; its token."""
-    token = tx.next("token")
+def proof(tx: Tx, secret: str) -> dict[str, str]:
+    """The parameters of ``PROVED`` for the caller and the secret that it shows, if any. Digests are compared: how long
+    that takes tells nothing of the secret."""
+    return {"session": tx.caller.session, "proof": _digest(secret) if secret else ""}
+
+
+def grant(tx: Tx, kind: str, subject: str, run: str, length_ms: int) -> Grant:
+    """A new hold of the caller."""
+    token, secret = tx.next("token"), tx.secret()
     session = tx.caller.session
     tx.run(
-        f"INSERT INTO leases ({COLUMNS}) VALUES"
-        " (:token, :kind, :subject, :run, :session, :request, :length_ms, :granted_ms)",
+        f"INSERT INTO leases ({COLUMNS}, proof) VALUES"
+        " (:token, :kind, :subject, :run, :session, :request, :length_ms, :granted_ms, :proof)",
         token=token,
         kind=kind,
         subject=subject,
@@ -99,19 +121,34 @@ def grant(tx: Tx, kind: str, subject: str, run: str, length_ms: int) -> int:
         request=tx.caller.request_id,
         length_ms=length_ms,
         granted_ms=tx.now_ms,
+        proof=_digest(secret),
     )
     tx.hold(token, session, length_ms, topic(kind, subject, run))
-    return token
+    return Grant(token, secret)
 
 
-def drop(tx: Tx, token: int, space: str | None = None) -> Lease | None:
-    """Ends the hold; None when it is gone already. ``space``: the caller's, for whom a hold of another space is gone,
-    too; None for what the daemon does on its own."""
-    ours = "" if space is None else f" AND {IN_SPACE}"
-    row = tx.one(f"DELETE FROM leases WHERE token = :token{ours} RETURNING {COLUMNS}", token=token, space=space)
+def drop(tx: Tx, token: int) -> Lease | None:
+    """Ends the hold, whoever has it: for what the daemon does on its own. None when it is gone already."""
+    return _ended(tx, tx.one(f"DELETE FROM leases WHERE token = :token RETURNING {COLUMNS}", token=token))
+
+
+def end(tx: Tx, token: int, secret: str) -> Lease | None:
+    """Ends a hold of the caller's; None when it is gone already, as one of another space or session is for them."""
+    row = tx.one(
+        f"DELETE FROM leases WHERE token = :token AND {IN_SPACE} AND {PROVED} RETURNING {COLUMNS}",
+        token=token,
+        space=tx.caller.space,
+        **proof(tx, secret),
+    )
+    return _ended(tx, row)
+
+
+def _ended(tx: Tx, row: Row | None) -> Lease | None:
+    """What goes with a hold's row."""
     if row is None:
         return None
     lease = Lease(*row)
+    token = lease.token
     tx.let_go(token)
     if lease.kind in WITH_UNITS:
         for (pool,) in tx.all("DELETE FROM units WHERE token = :token RETURNING pool", token=token):
@@ -130,9 +167,9 @@ def drop(tx: Tx, token: int, space: str | None = None) -> Lease | None:
 
 
 def caller_of(session: str) -> str:
-    """Whose the replies are that are kept for a day: sessions that differ behind a dot only are those of one caller
-    (the workers of one key over HTTP) and share its request ids."""
-    return session.partition(".")[0]
+    """Whose the replies are that are kept for a day: the sessions of one key over HTTP, one for each worker label, are
+    those of one caller and share its request ids. See ``Access.session_name``."""
+    return session.rpartition("/")[0] if session.startswith("http/") else session
 
 
 def renew(tx: Tx, token: int, length_ms: int) -> int:
@@ -146,9 +183,14 @@ def renew(tx: Tx, token: int, length_ms: int) -> int:
     return tx.now_ms + length_ms
 
 
-def find(tx: Tx, token: int, space: str) -> Lease | None:
-    """A live hold of a space."""
-    row = tx.one(f"SELECT {COLUMNS} FROM leases WHERE token = :token AND {IN_SPACE}", token=token, space=space)
+def find(tx: Tx, token: int, secret: str) -> Lease | None:
+    """A live hold of the caller's."""
+    row = tx.one(
+        f"SELECT {COLUMNS} FROM leases WHERE token = :token AND {IN_SPACE} AND {PROVED}",
+        token=token,
+        space=tx.caller.space,
+        **proof(tx, secret),
+    )
     return Lease(*row) if row else None
 
 
@@ -188,3 +230,7 @@ def all_units(tx: Tx) -> list[tuple[int, Topic]]:
 def all_live(tx: Tx) -> list[Lease]:
     """Every hold there is (for the start of the daemon)."""
     return [Lease(*row) for row in tx.all(f"SELECT {COLUMNS} FROM leases ORDER BY token")]
+
+
+def _digest(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()

@@ -55,7 +55,7 @@ def acquire(tx: Tx, request: wire.OnceAcquire) -> wire.OnceGranted | wire.OnceDo
     place = line(run, key)
     if state == "held" or tx.ahead(place):
         return _wait(run, key)
-    token = leases.grant(tx, KIND, key, run, request.lease_ms)
+    token, secret = leases.grant(tx, KIND, key, run, request.lease_ms)
     changed = tx.run(
         "INSERT INTO once_keys (run, key, state) VALUES (:run, :key, 'held')"
         " ON CONFLICT (run, key) DO UPDATE SET state = 'held' WHERE once_keys.state = 'open'",
@@ -63,7 +63,7 @@ def acquire(tx: Tx, request: wire.OnceAcquire) -> wire.OnceGranted | wire.OnceDo
         key=key,
     )
     must(changed == 1, "only an open key is granted")
-    return wire.OnceGranted(token=token, attempt=failures + 1)
+    return wire.OnceGranted(token=token, attempt=failures + 1, secret=secret)
 
 
 def look(tx: Tx, request: wire.OnceGet) -> wire.OnceOpen | wire.OnceHeld | wire.OnceDone | wire.OnceFailed | Parked:
@@ -86,7 +86,7 @@ def complete(tx: Tx, request: wire.OnceComplete) -> wire.OnceDone | Refusal:
     payloads.check("result", request.result)
     found = runs.get(tx, run)
     over = runs.refusal(found, tx.now_ms)
-    lease = _drop(tx, run, key, request.token)
+    lease = _end(tx, request)
     if over is not None:
         return over
     if lease is None:
@@ -114,7 +114,7 @@ def fail(tx: Tx, request: wire.OnceFail) -> wire.OnceFailCounted | Refusal:
     """Counts a failure. The next in line gets the key, or all get the error when it was the last attempt."""
     run, key = request.run, request.key
     over = runs.refusal(runs.get(tx, run), tx.now_ms)
-    lease = _drop(tx, run, key, request.token)
+    lease = _end(tx, request)
     if over is not None:
         return over
     if lease is None:
@@ -185,10 +185,10 @@ def _wait(run: str, key: str) -> Parked:
     return Parked(lines=(place,), signals=(place, runs.signal(run)), late=late)
 
 
-def _drop(tx: Tx, run: str, key: str, token: int) -> leases.Lease | None:
-    lease = leases.drop(tx, token, tx.caller.space)
-    if lease is not None and (lease.kind, lease.run, lease.subject) != (KIND, run, key):
-        raise ValidationFailed(f"the token {token} is not one of {key}")
+def _end(tx: Tx, request: wire.OnceComplete | wire.OnceFail) -> leases.Lease | None:
+    lease = leases.end(tx, request.token, request.secret)
+    if lease is not None and (lease.kind, lease.run, lease.subject) != (KIND, request.run, request.key):
+        raise ValidationFailed(f"the token {request.token} is not one of {request.key}")
     return lease
 
 

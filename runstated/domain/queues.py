@@ -213,8 +213,8 @@ def complete(tx: Tx, request: wire.QueuesComplete) -> wire.JobView | Refusal:
     payloads.check("result", request.result)
     job = jobs.row(tx, request.job, tx.caller.space)
     if job is None:
-        return _tidied(tx, request.job, request.token)
-    lease = leases.drop(tx, request.token, tx.caller.space)
+        return _tidied(tx, request)
+    lease = leases.end(tx, request.token, request.secret)
     if lease is None and job.state == "succeeded" and job.token == request.token:
         return jobs.view(job)
     refused = _not_held(tx, job, lease)
@@ -240,8 +240,8 @@ def fail(tx: Tx, request: wire.QueuesFail) -> wire.JobView | Refusal:
     """Counts a failure: tried again after a pause, or failed for good."""
     job = jobs.row(tx, request.job, tx.caller.space)
     if job is None:
-        return _tidied(tx, request.job, request.token)
-    lease = leases.drop(tx, request.token, tx.caller.space)
+        return _tidied(tx, request)
+    lease = leases.end(tx, request.token, request.secret)
     refused = _not_held(tx, job, lease)
     _void(tx, lease)
     if refused is not None:
@@ -361,17 +361,12 @@ def _get(tx: Tx, job: str) -> jobs.Job:
     return found
 
 
-def _tidied(tx: Tx, job: str, token: int) -> NotFound:
+def _tidied(tx: Tx, request: wire.QueuesComplete | wire.QueuesFail) -> NotFound:
     """The job went with its run. Who still worked on it lets go now of what was held for it."""
-    row = tx.one(
-        "SELECT token FROM leases WHERE token = :token AND kind = :kind AND subject = :job",
-        token=token,
-        kind=KIND,
-        job=job,
-    )
-    if row is not None:
-        _void(tx, leases.drop(tx, token, tx.caller.space))
-    return NotFound(f"job {job} not found")
+    lease = leases.find(tx, request.token, request.secret)
+    if lease is not None and (lease.kind, lease.subject) == (KIND, request.job):
+        _void(tx, leases.drop(tx, request.token))
+    return NotFound(f"job {request.job} not found")
 
 
 def _next(
@@ -409,7 +404,7 @@ def _needs_of_queue(tx: Tx, space: str, queue: str) -> int:
 
 
 def _start(tx: Tx, job: jobs.Job, wants: needs.Wants, lease_ms: int, source: int) -> wire.JobGrant:
-    token = leases.grant(tx, KIND, job.job, job.run, lease_ms)
+    token, secret = leases.grant(tx, KIND, job.job, job.run, lease_ms)
     tx.subscribe(runs.signal(job.run))  # the job may be of a child run, which the worker has not joined
     jobs.move(tx, job, "running", token=token, attempt=job.attempt + 1)
     name = tx.one("SELECT name FROM runs WHERE run = :run", run=job.run)
@@ -423,6 +418,7 @@ def _start(tx: Tx, job: jobs.Job, wants: needs.Wants, lease_ms: int, source: int
         attempt=job.attempt + 1,
         source=source,
         reservations=needs.take(tx, wants, job.run, token),
+        secret=secret,
     )
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from runstate import wire
 from runstated.domain import budgets, leases, once, queues, runs, slots
-from runstated.store.tx import Tx
+from runstated.store.tx import Access, Tx
 
 SCHEMA = """
 CREATE TABLE sessions (
@@ -32,6 +32,24 @@ ALTER TABLE sessions ADD COLUMN key TEXT NOT NULL DEFAULT '';
 ALTER TABLE sessions ADD COLUMN transport TEXT NOT NULL DEFAULT 'unix';
 """
 
+# Version 8: names that sessions of different callers cannot share. Before, a session was called by its id, one over
+# HTTP by digests of its caller and its label.
+_NAME = (
+    "transport || '/' || length(space) || ':' || space || '/' || key || '/'"
+    " || CASE transport WHEN 'http' THEN substr(sessions.session, 31) ELSE sessions.session END"
+)
+SCHEMA_8 = f"""
+UPDATE leases SET session = coalesce(
+    (SELECT {_NAME} FROM sessions WHERE sessions.session = leases.session), session);
+UPDATE runs SET owner = coalesce((SELECT {_NAME} FROM sessions WHERE sessions.session = runs.owner), owner);
+UPDATE replies SET session = coalesce(
+    (SELECT {_NAME} FROM sessions WHERE sessions.session = replies.session),
+    (SELECT 'http/' || length(space) || ':' || space || '/' || key FROM sessions
+        WHERE transport = 'http' AND substr(sessions.session, 1, 29) = replies.session LIMIT 1),
+    session);
+UPDATE sessions SET session = {_NAME};
+"""
+
 COLUMNS = "session, space, worker, process, pid, command, key, transport"
 
 GONE: Mapping[str, Callable[[Tx, leases.Lease, str], None]] = {
@@ -44,8 +62,9 @@ GONE: Mapping[str, Callable[[Tx, leases.Lease, str], None]] = {
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A row. ``process``: see processes.Process.to_text; empty where the daemon cannot tell. ``key``: the id of the key
-    it was opened with, empty for the owner. ``transport``: unix, tcp or http."""
+    """A row. ``session``: its name, see ``Access.session_name``. ``process``: see processes.Process.to_text; empty
+    where the daemon cannot tell. ``key``: the id of the key it was opened with, empty for the owner. ``transport``:
+    unix, tcp or http."""
 
     session: str
     space: str
@@ -55,6 +74,11 @@ class Session:
     command: str
     key: str = ""
     transport: str = "unix"
+
+    @property
+    def id(self) -> str:
+        """What its client calls it."""
+        return self.session[len(Access(self.space, key=self.key).session_name(self.transport, "")) :]
 
 
 def open_session(tx: Tx, session: Session) -> None:
@@ -113,9 +137,9 @@ def lapse(tx: Tx, token: int) -> None:
 
 
 def renew(tx: Tx, request: wire.Renew) -> wire.Renewed:
-    """Renews one lease by its token. Of a job it is refused as gone when the run is over (a worker also serves child
+    """Renews one lease of the caller's. Of a job it is refused as gone when the run is over (a worker also serves child
     runs, and must not take the end of one for the end of its own); of anything else with the run's refusal."""
-    lease = leases.find(tx, request.token, tx.caller.space)
+    lease = leases.find(tx, request.token, request.secret)
     if lease is None:
         raise leases.LeaseGone
     over = runs.refusal(runs.get(tx, lease.run), tx.now_ms)
@@ -125,9 +149,8 @@ def renew(tx: Tx, request: wire.Renew) -> wire.Renewed:
 
 
 def release(tx: Tx, request: wire.Release) -> wire.Released:
-    """Gives a hold back without an outcome; a token that is gone already is no error. The token alone proves the hold,
-    as with every outcome: whose session it was granted to does not matter."""
-    lease = leases.drop(tx, request.token, tx.caller.space)
+    """Gives a hold back without an outcome; a token that is gone already, or is not the caller's, is no error."""
+    lease = leases.end(tx, request.token, request.secret)
     if lease is not None:
         GONE[lease.kind](tx, lease, "released")
     return wire.Released(held=lease is not None)

@@ -54,9 +54,9 @@ def acquire(tx: Tx, request: wire.SlotsAcquire) -> wire.SlotsGranted | Parked:
     check_units(pool, request.units)
     if not has_room(tx, pool, request.units):
         return Parked(lines=(line(pool.id),), signals=(runs.signal(request.run),), late=wire.SlotsBusy())
-    token = leases.grant(tx, KIND, pool.id, request.run, request.lease_ms)
+    token, secret = leases.grant(tx, KIND, pool.id, request.run, request.lease_ms)
     leases.hold_units(tx, token, pool.id, request.units)
-    return wire.SlotsGranted(token=token)
+    return wire.SlotsGranted(token=token, secret=secret)
 
 
 def look(tx: Tx, request: wire.SlotsGet) -> wire.SlotsView:

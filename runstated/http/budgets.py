@@ -6,7 +6,7 @@ from runstate import wire
 from runstated.http.call import Answer, Body, Call, endpoint
 from runstated.http.errors import ApiError
 from runstated.http.fields import Digits, Holder, Moment
-from runstated.http.names import from_id, to_id, to_ms
+from runstated.http.names import from_id, from_reservation, to_id, to_ms, to_reservation
 
 RESERVATIONS_MAX = 1_000
 
@@ -139,7 +139,8 @@ async def reserve(call: Call) -> Reserved:
         settle_by_ms=None if body.settle_by is None else to_ms("settleBy", body.settle_by),
     )
     reply = await call.ask(request, worker=body.holder)
-    return Reserved(reservation_id=reply.reservation, reserved_minor=str(request.amount_minor), state="ACTIVE")
+    reservation = to_reservation(reply.reservation, reply.secret)
+    return Reserved(reservation_id=reservation, reserved_minor=str(request.amount_minor), state="ACTIVE")
 
 
 @endpoint("POST", "/budgets/{budgetId}/settle", Settled, Settle)
@@ -147,9 +148,11 @@ async def settle(call: Call) -> Settled:
     """Charges a cost and keeps the rest reserved; a repeat with the same `workKey` changes nothing."""
     body = call.body
     from_id("b", "budget", call.path["budgetId"])
+    reservation, secret = from_reservation(body.reservation_id)
     reply = await call.ask(
         wire.BudgetsSettle(
-            reservation=body.reservation_id,
+            reservation=reservation,
+            secret=secret,
             cost_minor=int(body.amount_minor),
             work_key=body.work_key,
             keep_rest=True,
@@ -164,7 +167,8 @@ async def settle(call: Call) -> Settled:
 async def void(call: Call) -> Settled:
     """Releases what is left of a reservation."""
     from_id("b", "budget", call.path["budgetId"])
-    return settled(await call.ask(wire.BudgetsRelease(reservation=call.body.reservation_id, late=False)))
+    reservation, secret = from_reservation(call.body.reservation_id)
+    return settled(await call.ask(wire.BudgetsRelease(reservation=reservation, secret=secret, late=False)))
 
 
 def settled(reply: wire.BudgetSettled) -> Settled:

@@ -46,7 +46,8 @@ async def take(call: Call) -> Claim:
     reply = await call.ask(request, worker=body.holder)
     if not isinstance(reply, wire.OnceGranted):
         raise ApiError("CLAIM_HELD", f"somebody holds the claim {body.key}")
-    return Claim(generation=reply.token, token=to_token(reply.token), lease_expires_at=to_iso(call.now_ms() + lease_ms))
+    token = to_token(reply.token, reply.secret)
+    return Claim(generation=reply.token, token=token, lease_expires_at=to_iso(call.now_ms() + lease_ms))
 
 
 @endpoint("POST", "/claims/{key}/renew", Renewed, Renew)
@@ -58,7 +59,8 @@ async def renew(call: Call) -> Renewed:
 @endpoint("POST", "/claims/{key}/release", Done, Release)
 async def release(call: Call) -> Done:
     """Gives the key back: anybody may claim it next."""
-    reply = await call.ask(wire.Release(token=from_token(call.body.token)))
+    token, secret = from_token(call.body.token)
+    reply = await call.ask(wire.Release(token=token, secret=secret))
     if not reply.held:
         raise ApiError("STALE_CLAIM", "the claim was released before, or its lease has lapsed")
     return Done()

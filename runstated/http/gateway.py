@@ -107,6 +107,8 @@ class Gateway:
         """Hands a request to the engine; one that is pending under this id already is joined."""
         if self._closing:
             raise NotReady("the daemon is about to stop")
+        if not self.engine.keyring.is_live(access.key):
+            raise ApiError("UNAUTHENTICATED", f"the key {access.key} was revoked")
         door = await self._door(access, worker)
         pending = door.pending.get(request_id)
         if pending is None:
@@ -128,7 +130,7 @@ class Gateway:
 
     def keeps_for_s(self, access: Access) -> int | None:
         """For how long answers to a key's calls are kept, when that is less than a day."""
-        ms = self.engine.memory.keeps_for.get(caller_of(_session_name(access, "")))
+        ms = self.engine.memory.keeps_for.get(caller_of(access.session_name("http", "")))
         return None if ms is None else ms // 1000
 
     def leave(self, door: Door) -> None:
@@ -151,7 +153,9 @@ class Gateway:
             door.fail(NotReady("the daemon is about to stop"))
 
     async def _door(self, access: Access, worker: str) -> Door:
-        name = _session_name(access, worker)
+        # Two workers of one label share a session: it is the tokens that tell their holds apart.
+        label = hashlib.sha256(worker.encode()).hexdigest()[:24]
+        name = access.session_name("http", label)
         door = self._doors.get(name)
         if door is None:
             if self.engine.trouble is not None:  # the session would be opened only when the disk works again
@@ -159,7 +163,7 @@ class Gateway:
             door = self._doors[name] = Door(self, name)
             first = new_request_id()
             # Programs that do not say who they are show up in `status` as what they are.
-            hello = wire.Hello(protocol=PROTOCOL, protocol_min=PROTOCOL_MIN, session=name, worker=worker or "http")
+            hello = wire.Hello(protocol=PROTOCOL, protocol_min=PROTOCOL_MIN, session=label, worker=worker or "http")
             welcome = door.pending[first] = Pending(hello)
             door.opened = welcome.reply
             try:
@@ -189,13 +193,6 @@ def request_id_of(idempotency_key: str, step: int) -> int:
     """The request id of the n-th request that a call makes of the engine: the same for each repeat of the call."""
     digest = hashlib.sha256(f"{step} {idempotency_key}".encode()).digest()
     return int.from_bytes(digest[:8], "big") % 2**62 + 1
-
-
-def _session_name(access: Access, worker: str) -> str:
-    """Two workers of one label share a session: it is the tokens that tell their holds apart. What stands before the
-    dot is the key's; see ``leases.caller_of``."""
-    caller = hashlib.sha256(f"{access.space}\0{access.key}".encode()).hexdigest()
-    return f"http-{caller[:24]}.{hashlib.sha256(worker.encode()).hexdigest()[:24]}"
 
 
 def _look_at(reply: "asyncio.Future[wire.Reply]") -> None:

@@ -21,5 +21,6 @@ class Renewed(Answer, frozen=True):
 
 async def renewed(call: Call) -> Renewed:
     """Renews the hold whose token the body names."""
-    request = wire.Renew(token=from_token(call.body.token), lease_ms=call.body.lease_seconds * 1000)
+    token, secret = from_token(call.body.token)
+    request = wire.Renew(token=token, secret=secret, lease_ms=call.body.lease_seconds * 1000)
     return Renewed(lease_expires_at=to_iso((await call.ask(request)).lease_expires_ms))

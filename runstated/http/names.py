@@ -15,6 +15,9 @@ from runstate.wire import LATEST_MS
 from runstated.http.errors import ApiError
 
 NAME_MAX = 520  # characters of a part of an id: the longest is a worker's label
+_SECRET = "([0-9a-f]{16})"
+_TOKEN = re.compile(f"([0-9]{{1,19}})-{_SECRET}", re.ASCII)
+_RESERVATION = re.compile(f"(.+)-{_SECRET}", re.ASCII)
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
@@ -37,15 +40,30 @@ def from_id(kind: str, word: str, text: str, count: int = 1) -> tuple[str, ...]:
     return names
 
 
-def to_token(token: int) -> str:
-    return str(token)
+def to_token(token: int, secret: str) -> str:
+    """``NUMBER-SECRET``: callers share sessions here, so the secret alone proves a hold. Numbers grow."""
+    return f"{token}-{secret}"
 
 
-def from_token(text: str) -> int:
-    """Raises ApiError (STALE_CLAIM) for what never was a token."""
-    if not (text.isascii() and text.isdigit() and 0 < int(text[:19]) < 2**63 and len(text) <= 19):
+def from_token(text: str) -> tuple[int, str]:
+    """Number and secret. Raises ApiError (STALE_CLAIM) for what never was a token."""
+    found = _TOKEN.fullmatch(text)
+    if found is None or not 0 < int(found[1]) < 2**63:
         raise ApiError("STALE_CLAIM", "the token is not one of a live hold")
-    return int(text)
+    return int(found[1]), found[2]
+
+
+def to_reservation(reservation: str, secret: str) -> str:
+    """The id of a reservation for whoever made it: with the secret that proves it."""
+    return f"{reservation}-{secret}"
+
+
+def from_reservation(text: str) -> tuple[str, str]:
+    """Id and secret. Raises ApiError (NOT_FOUND) for an id without a secret, as lists show them."""
+    found = _RESERVATION.fullmatch(text)
+    if found is None:
+        raise ApiError("NOT_FOUND", f"reservation {text[:100]} not found")
+    return found[1], found[2]
 
 
 def to_iso(ms: int) -> str:

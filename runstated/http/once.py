@@ -60,7 +60,7 @@ class KeyState(Answer, frozen=True):
 
 def view(reply: Any) -> KeyState:
     if isinstance(reply, wire.OnceGranted):
-        return KeyState(state="ACQUIRED", token=to_token(reply.token), attempts=reply.attempt - 1)
+        return KeyState(state="ACQUIRED", token=to_token(reply.token, reply.secret), attempts=reply.attempt - 1)
     if isinstance(reply, wire.OnceDone):
         return KeyState(state="DONE", result=msgspec.Raw(reply.result.encode()))
     if isinstance(reply, wire.OnceFailed):
@@ -98,9 +98,9 @@ async def renew(call: Call) -> holds.Renewed:
 async def complete(call: Call) -> KeyState:
     """Records the result."""
     body = call.body
-    await call.ask(
-        wire.OnceComplete(run=body.scope_id, key=body.key, token=from_token(body.token), result=compact(body.result))
-    )
+    token, secret = from_token(body.token)
+    result = compact(body.result)
+    await call.ask(wire.OnceComplete(run=body.scope_id, key=body.key, token=token, secret=secret, result=result))
     return KeyState(state="DONE")
 
 
@@ -108,11 +108,13 @@ async def complete(call: Call) -> KeyState:
 async def fail(call: Call) -> KeyState:
     """Counts a failure."""
     body = call.body
+    token, secret = from_token(body.token)
     reply = await call.ask(
         wire.OnceFail(
             run=body.scope_id,
             key=body.key,
-            token=from_token(body.token),
+            token=token,
+            secret=secret,
             error=body.error,
             attempts=body.max_attempts,
         )

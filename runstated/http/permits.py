@@ -78,17 +78,18 @@ async def acquire(call: Call) -> Grant:
     (name,) = from_id("p", "permit", call.path["permitId"])
     lease_ms = body.lease_seconds * 1000
     if body.waiter_id is not None:
-        token = await _claim(call, body.waiter_id, name, lease_ms)
+        held = await _claim(call, body.waiter_id, name, lease_ms)
     else:
         request = wire.SlotsAcquire(run=body.scope_id, pool=name, units=body.units, lease_ms=lease_ms, wait_ms=0)
         reply = await call.ask(request, worker=body.holder)
         if isinstance(reply, wire.SlotsBusy):
             raise ApiError("CAPACITY_UNAVAILABLE", f"slots {name} are taken")
-        token = reply.token
-    return Grant(grant_id=to_token(token), token=to_token(token))
+        held = reply.token, reply.secret
+    token = to_token(*held)
+    return Grant(grant_id=token, token=token)
 
 
-async def _claim(call: Call, waiter_id: str, pool: str, lease_ms: int) -> int:
+async def _claim(call: Call, waiter_id: str, pool: str, lease_ms: int) -> tuple[int, str]:
     key = call.idempotency_key
     try:
         waiter = await call.waiters.find(call.access, waiter_id)
@@ -102,9 +103,9 @@ async def _claim(call: Call, waiter_id: str, pool: str, lease_ms: int) -> int:
     is_mine = waiter.state == "CLAIMED" and key is not None and waiter.claim == key
     if waiter.state != "SIGNALED" and not is_mine:
         raise ApiError("CAPACITY_UNAVAILABLE", NOT_THEIRS)
-    await call.ask(wire.Renew(token=waiter.token, lease_ms=lease_ms))
+    await call.ask(wire.Renew(token=waiter.token, secret=waiter.secret, lease_ms=lease_ms))
     waiter.state, waiter.claim = "CLAIMED", key
-    return waiter.token
+    return waiter.token, waiter.secret
 
 
 @endpoint("POST", "/permits/{permitId}/wait", WaiterState, Wait)
@@ -121,20 +122,21 @@ async def wait(call: Call) -> WaiterState:
 @endpoint("POST", "/grants/{grantId}/renew", Renewed, Renew)
 async def renew(call: Call) -> Renewed:
     """Renews the hold."""
-    _token(call)
+    _check_grant(call)
     return await renewed(call)
 
 
 @endpoint("POST", "/grants/{grantId}/release", Done, Release)
 async def release(call: Call) -> Done:
     """Gives the units back; they are free before this is answered."""
-    reply = await call.ask(wire.Release(token=_token(call)))
+    _check_grant(call)
+    token, secret = from_token(call.body.token)
+    reply = await call.ask(wire.Release(token=token, secret=secret))
     if not reply.held:
         raise ApiError("STALE_CLAIM", "the grant was released before, or its lease has lapsed")
     return Done()
 
 
-def _token(call: Call) -> int:
+def _check_grant(call: Call) -> None:
     if call.path["grantId"] != call.body.token:
         raise ApiError("STALE_CLAIM", "the token is not one of this grant")
-    return from_token(call.body.token)

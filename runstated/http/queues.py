@@ -24,7 +24,7 @@ from runstated.http.fields import (
     queue_of,
 )
 from runstated.http.holds import Renew, Renewed, renewed
-from runstated.http.names import compact, from_token, to_id, to_iso, to_token
+from runstated.http.names import compact, from_token, to_id, to_iso, to_reservation, to_token
 
 Members = Annotated[int, Meta(ge=1, le=100)]
 ATTEMPTS = 5  # of a queue whose creator does not say
@@ -237,7 +237,7 @@ async def receive(call: Call) -> Received | None:
         return None
     payload = msgspec.Raw(grant.input.encode())
     message = Message(id=grant.job, payload=payload, attempt=grant.attempt, scope_id=grant.run)
-    return Received(message=message, token=to_token(grant.token))
+    return Received(message=message, token=to_token(grant.token, grant.secret))
 
 
 @endpoint("POST", "/tasks/admit", Delivery, Admit, empty=True)
@@ -251,10 +251,10 @@ async def admit(call: Call) -> Delivery | None:
         message_id=grant.job,
         task_id=grant.job,
         task_key=grant.key,
-        token=to_token(grant.token),
+        token=to_token(grant.token, grant.secret),
         payload=msgspec.Raw(grant.input.encode()),
         attempt=grant.attempt,
-        reservations=grant.reservations,
+        reservations=tuple(to_reservation(each, grant.secret) for each in grant.reservations),
         lease_expires_at=to_iso(call.now_ms() + body.lease_seconds * 1000),
     )
 
@@ -280,10 +280,12 @@ async def renew(call: Call) -> Renewed:
 async def complete(call: Call) -> Task:
     """Records the result; what is reserved stays so, to be settled next."""
     body = call.body
+    token, secret = from_token(body.token)
     result = body.result or Result()
     request = wire.QueuesComplete(
         job=checked_id(call.path["messageId"], "message"),
-        token=from_token(body.token),
+        token=token,
+        secret=secret,
         result=compact(result.payload),
         keep_reserved=True,
     )
@@ -294,9 +296,11 @@ async def complete(call: Call) -> Task:
 async def nack(call: Call) -> Task:
     """Counts a failure: tried again after a pause, or failed for good."""
     body = call.body
+    token, secret = from_token(body.token)
     request = wire.QueuesFail(
         job=checked_id(call.path["messageId"], "message"),
-        token=from_token(body.token),
+        token=token,
+        secret=secret,
         error=body.error,
         retry=body.retry,
     )

@@ -67,10 +67,10 @@ def _ended(error: ApiError) -> str:
 
 @dataclass(eq=False)
 class Waiter:
-    """One waiting call. ``token``: what it holds once it is signalled."""
+    """One waiting call. ``token`` and ``secret``: of what it holds once it is signalled."""
 
     id: str
-    space: str
+    access: Access
     door: Door
     pending: Pending
     needs_reading: bool
@@ -78,6 +78,7 @@ class Waiter:
     claim: str | None = None  # the Idempotency-Key of the call that has claimed it
     state: str = "WAITING"
     token: int = 0
+    secret: str = ""
     timer: asyncio.TimerHandle | None = field(default=None)
 
 
@@ -86,16 +87,17 @@ class Waiters:
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
-        self._waiters: dict[str, Waiter] = {}
+        self._waiters: dict[tuple[Access, str], Waiter] = {}  # by the caller, too: an id proves nothing
 
     async def start(self, access: Access, worker: str, request: Wanted, request_id: int) -> Waiter:
         """Puts a call into its line; returns when it is known whether it has to wait. Raises its refusal."""
         name = _id_of(worker, request, request_id)
-        waiter = self._waiters.get(name)
+        waiter = self._waiters.get((access, name))
         if waiter is None:
             door, pending = await self._gateway.start(access, worker, request, request_id)
             needs_reading = isinstance(request, wire.SlotsAcquire)
-            waiter = self._waiters[name] = Waiter(name, access.space, door, pending, needs_reading, request.run)
+            waiter = Waiter(name, access, door, pending, needs_reading, request.run)
+            self._waiters[access, name] = waiter
             pending.reply.add_done_callback(lambda reply: self._answered(waiter, reply))
             self._look_after(waiter)
         elif waiter.pending.request != request:
@@ -105,7 +107,7 @@ class Waiters:
             try:
                 checked(waiter.pending.reply.result())
             except BaseException:
-                self._waiters.pop(name, None)
+                self._waiters.pop((access, name), None)
                 raise
             self._answered(waiter, waiter.pending.reply)
         return waiter
@@ -125,8 +127,8 @@ class Waiters:
 
     async def find(self, access: Access, name: str) -> Waiter:
         """The waiter of that id. Raises ApiError for what cannot be one, or the refusal of what it waits for."""
-        waiter = self._waiters.get(name)
-        if waiter is None or waiter.space != access.space:
+        waiter = self._waiters.get((access, name))
+        if waiter is None:
             waiter = await self.start(access, *_of_id(name))
         if waiter.state == "SIGNALED" and waiter.token not in self._gateway.engine.memory.holds:
             waiter.state = "EXPIRED"
@@ -144,7 +146,7 @@ class Waiters:
             self._forget_later(waiter)
         elif waiter.state == "SIGNALED":
             waiter.state = "CANCELLED"
-            await self._gateway.ask(access, "", wire.Release(token=waiter.token))
+            await self._gateway.ask(access, "", wire.Release(token=waiter.token, secret=waiter.secret))
         return waiter.state
 
     def _answered(self, waiter: Waiter, reply: "asyncio.Future[wire.Reply]") -> None:
@@ -154,13 +156,13 @@ class Waiters:
         if isinstance(got, wire.LimitTaken):
             waiter.state = "GRANTED"
         elif isinstance(got, wire.SlotsGranted):
-            waiter.state, waiter.token = "SIGNALED", got.token
+            waiter.state, waiter.token, waiter.secret = "SIGNALED", got.token, got.secret
         elif isinstance(got, wire.Error) and got.run is not None:
             waiter.state = "CANCELLED"
         else:
             waiter.state = "EXPIRED"
         if waiter.state == "GRANTED":
-            self._waiters.pop(waiter.id, None)
+            self._waiters.pop((waiter.access, waiter.id), None)
         else:
             self._forget_later(waiter)
 
@@ -176,7 +178,7 @@ class Waiters:
             self._forget_later(waiter)
 
     def _forget_later(self, waiter: Waiter) -> None:
-        self._in(waiter, REMEMBERED_S, lambda gone: self._waiters.pop(gone.id, None))
+        self._in(waiter, REMEMBERED_S, lambda gone: self._waiters.pop((gone.access, gone.id), None))
 
     def _in(self, waiter: Waiter, seconds: float, work: Any) -> None:
         if waiter.timer is not None:

@@ -68,7 +68,15 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (REPLIES_KEPT, timers.SCHEMA_ACKED),
     (queues.SCHEMA_TIDIED,),
     (EVENTS_WITHOUT_INDEX,),
-    (runs.SCHEMA_8, leases.SCHEMA_8, queues.SCHEMA_8, limits.SCHEMA_8, budgets.SCHEMA_8, REPLIES_OF_CALLER),
+    (
+        runs.SCHEMA_8,
+        leases.SCHEMA_8,
+        queues.SCHEMA_8,
+        limits.SCHEMA_8,
+        sessions.SCHEMA_8,
+        budgets.SCHEMA_8,
+        REPLIES_OF_CALLER,
+    ),
 )
 VERSION = len(MIGRATIONS)
 

@@ -154,6 +154,10 @@ class Tx:
         """256 random bits as text, for a secret."""
         return secrets.token_urlsafe(32)
 
+    def secret(self) -> str:
+        """64 random bits as hexadecimal digits, for a hold."""
+        return secrets.token_hex(8)
+
     def set_keys(self, keys: tuple[StoredKey, ...]) -> None:
         """The keys have changed: these are all, from the commit on."""
         self._memory.keys.append(keys)

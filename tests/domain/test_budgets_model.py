@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import msgspec
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -19,6 +20,7 @@ LIMIT = 100
 class Reservation:
     client: str
     token: int
+    secret: str
     left: int
     settle_by: int
     charged: int = 0
@@ -78,7 +80,7 @@ class BudgetsMachine(RuleBasedStateMachine):
             return
         assert asked.repeat().reply == asked.reply
         until = self.h.clock.wall_ms() + wire.SETTLE_BY_MS
-        self.known[asked.reply.reservation] = Reservation(name, asked.reply.token, amount, until)
+        self.known[asked.reply.reservation] = Reservation(name, asked.reply.token, asked.reply.secret, amount, until)
 
     @rule(name=st.sampled_from(NAMES), amount=st.sampled_from((5, 40)), cost=st.sampled_from((None, 0, 5, 70)))
     def a_job_is_done(self, name: str, amount: int, cost: int | None) -> None:
@@ -96,7 +98,7 @@ class BudgetsMachine(RuleBasedStateMachine):
         (grant,) = jobs
         (reservation,) = grant.reservations
         until = self.h.clock.wall_ms() + wire.SETTLE_BY_MS
-        held = self.known[reservation] = Reservation(name, grant.token, amount, until)
+        held = self.known[reservation] = Reservation(name, grant.token, grant.secret, amount, until)
         costs = {} if cost is None else {reservation: cost}
         self.h.clients[name].ask(wire.QueuesComplete(job=grant.job, token=grant.token, result="1", costs=costs))
         self.charge(held, amount if cost is None else cost, f"job:{grant.token}")
@@ -107,7 +109,11 @@ class BudgetsMachine(RuleBasedStateMachine):
     def settle(self, data: st.DataObject, cost: int, key: str, keep_rest: bool) -> None:
         reservation = data.draw(st.sampled_from(sorted(self.known)))
         held = self.known[reservation]
-        request = wire.BudgetsSettle(reservation=reservation, cost_minor=cost, work_key=key, keep_rest=keep_rest)
+        request = wire.BudgetsSettle(
+            reservation=reservation, secret=held.secret, cost_minor=cost, work_key=key, keep_rest=keep_rest
+        )
+        unproved = msgspec.structs.replace(request, secret="")
+        self.keeper.refused("NOT_FOUND", unproved)
         said = self.keeper.ask(request)
         self.charge(held, cost, key)
         if not keep_rest:
@@ -123,7 +129,7 @@ class BudgetsMachine(RuleBasedStateMachine):
         if by_token:
             self.h.clients[held.client].submit(wire.Release(token=held.token))
         else:
-            self.keeper.ask(wire.BudgetsRelease(reservation=reservation))
+            self.keeper.ask(wire.BudgetsRelease(reservation=reservation, secret=held.secret))
         held.end()
 
     @rule(name=st.sampled_from(NAMES), bye=st.booleans())

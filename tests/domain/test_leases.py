@@ -137,31 +137,6 @@ def test_a_release_of_what_another_space_holds_is_refused_and_changes_nothing(h:
     assert a.ask(wire.OnceComplete(run=run, key="k", token=token, result="1")) == wire.OnceDone(result="1")
 
 
-OUTCOMES = {
-    "once.complete": lambda run, job, token: wire.OnceComplete(run=run, key="k", token=token, result="1"),
-    "once.fail": lambda run, job, token: wire.OnceFail(run=run, key="k", token=token, error="E", attempts=3),
-    "queues.complete": lambda run, job, token: wire.QueuesComplete(job=job, token=token, result="1"),
-    "queues.fail": lambda run, job, token: wire.QueuesFail(job=job, token=token, error="E"),
-    "leases.release": lambda run, job, token: wire.Release(token=token),
-}
-
-
-@pytest.mark.parametrize("verb", OUTCOMES)
-def test_the_token_alone_proves_the_hold(h: Harness, a: Client, run: str, verb: str) -> None:
-    job = a.ask(wire.QueuesSend(run=run, queue="q", key="1", input="1", attempts=3)).job
-    b = h.session("b")
-    if verb.startswith("queues"):
-        token = a.ask(wire.QueuesAdmit(queues=(wire.AdmitFrom(run=run, queue="q"),))).jobs[0].token
-    else:
-        token = hold(a, run)
-    wrong = b.submit(OUTCOMES[verb](run, job, token + 1)).reply
-    assert wrong == wire.Released(held=False) or wrong.code == "LEASE_LOST"
-    assert b.beat(token) == [False] and a.beat(token) == [True], "but only its own session renews it"
-    answer = b.ask(OUTCOMES[verb](run, job, token))
-    assert not isinstance(answer, wire.Error) and answer != wire.Released(held=False)
-    assert a.beat(token) == [False]
-
-
 def test_a_lapse_a_death_and_their_holder_are_recorded_as_events(h: Harness, a: Client, run: str) -> None:
     hold(a, run, "lapses")
     h.pass_ms(LEASE_MS)
@@ -182,7 +157,7 @@ def test_a_bye_gives_back_all_it_held_and_is_no_loss(h: Harness, a: Client, run:
 
 def test_what_ended_is_known_by_its_token_only_once(h: Harness, a: Client, run: str) -> None:
     tx = h.tx(a)
-    token = leases.grant(tx, "once", "k", run, LEASE_MS)
+    token, _ = leases.grant(tx, "once", "k", run, LEASE_MS)
     dropped = leases.drop(tx, token)
     assert dropped is not None
     assert (dropped.session, dropped.subject, dropped.topic) == ("a", "k", ("once", run, "k"))
@@ -230,10 +205,11 @@ def test_ended_leases_and_waits_do_not_pile_up_in_memory(h: Harness, a: Client, 
 
 @pytest.mark.parametrize("other", [wire.LEASE_MS_MIN, LEASE_MS, wire.LEASE_MS_MAX])
 def test_renew_gives_a_lease_another_length_from_now_on(h: Harness, a: Client, run: str, other: int) -> None:
-    token = hold(a, run)
+    token, secret = (granted := a.ask(wire.OnceAcquire(run=run, key="k", lease_ms=LEASE_MS))).token, granted.secret
     h.pass_ms(20_000)
     expires = h.clock.wall_ms() + other
-    assert h.session("b").ask(wire.Renew(token=token, lease_ms=other)) == wire.Renewed(lease_expires_ms=expires)
+    renew = wire.Renew(token=token, secret=secret, lease_ms=other)
+    assert h.session("b").ask(renew) == wire.Renewed(lease_expires_ms=expires)
     h.pass_ms(other - 1)
     assert a.beat(token) == [True], "and a beat gives this length"
     h.check()

@@ -169,7 +169,7 @@ def test_admit_gives_the_oldest_job_with_its_input(a: Client, w: Client, run: st
     a.ask(send(run, "2"))
     grant = take(w, run)
     assert grant == wire.JobGrant(
-        token=grant.token, job=first, run=run, run_name="job", key="1", input='{"n": 1}', attempt=1
+        token=grant.token, job=first, run=run, run_name="job", key="1", input='{"n": 1}', attempt=1, secret=grant.secret
     )
 
 

@@ -96,12 +96,12 @@ def test_a_release_frees_the_units_once_however_often_it_is_sent(a: Client, b: C
     b.waits(acquire(run))
 
 
-def test_nobody_without_the_token_can_release(a: Client, b: Client, run: str) -> None:
-    token = a.ask(acquire(run)).token
-    assert b.ask(wire.Release(token=token + 1)) == wire.Released(held=False)
+def test_nobody_without_the_secret_can_release(a: Client, b: Client, run: str) -> None:
+    held = a.ask(acquire(run))
+    assert b.ask(wire.Release(token=held.token)) == wire.Released(held=False)
     assert view(a).used == 1
-    assert b.ask(wire.Release(token=token)) == wire.Released(held=True)
-    assert (view(a).used, a.beat(token)) == (0, [False])
+    assert b.ask(wire.Release(token=held.token, secret=held.secret)) == wire.Released(held=True)
+    assert (view(a).used, a.beat(held.token)) == (0, [False])
 
 
 def test_a_wait_that_is_over_is_busy(h: Harness, a: Client, b: Client, run: str) -> None:

@@ -423,7 +423,7 @@ class Raw:
         return self.reply(self.send(request))
 
     def hello(self, **fields: Any) -> Any:
-        given = {"protocol": 1, "protocol_min": 1, "session": "raw", "worker": "raw", **fields}
+        given = {"protocol": 1, "protocol_min": 1, "session": "raw-raw-raw-raw-", "worker": "raw", **fields}
         return self.ask(wire.Hello(**given))
 
     def is_closed(self) -> bool:

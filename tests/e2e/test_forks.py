@@ -121,6 +121,28 @@ say(result, work())
     shared.nothing_is_left()
 
 
+def test_a_child_that_leaves_a_block_of_slots_gives_nothing_back(shared: Daemon) -> None:
+    program = shared.program(
+        QUIET
+        + """
+parent = os.getpid()
+with runstate.slots("gpu", max=1):
+    pid = os.fork()
+    if pid != 0:
+        say("child", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        hear()
+if os.getpid() != parent:
+    os._exit(0)
+say("out")
+"""
+    )
+    program.expect("child 0")
+    assert [held.name for held in shared.holdings()] == ["gpu"]
+    program.say("leave")
+    assert program.ends_well() == ["out"]
+    shared.nothing_is_left()
+
+
 def test_a_stop_reaches_a_child_that_was_forked_after_the_run_was_joined(shared: Daemon) -> None:
     program = shared.program(
         QUIET

@@ -134,7 +134,7 @@ def test_a_connection_that_is_cut_is_resumed_with_its_leases(remote: Remote) -> 
         eventually(lambda: connection._stream not in (None, before), "it connects again")
         assert client.run_id()
         (worker,) = [worker for worker in remote.daemon.status().workers if worker.holdings]
-        assert worker.session == session
+        assert worker.session == wire.shown_session(session), "which is not told to others"
     client._core.configure({})
 
 
@@ -223,12 +223,27 @@ def test_a_key_may_do_what_its_permissions_say(remote: Remote) -> None:
 
 def test_a_session_is_resumed_with_its_own_key_only(remote: Remote) -> None:
     first, second = remote.key(), remote.key()
-    with remote.raw() as one, remote.raw() as two, remote.raw() as three:
-        assert not one.hello(session="mine", key=first["secret"]).resumed
-        assert two.hello(session="mine", key=second["secret"]).code == "CONFLICT"
-        assert three.hello(session="mine", key=first["secret"]).resumed
+    mine = os.urandom(8).hex()
+    with remote.raw() as one, remote.raw() as two, remote.raw() as three, remote.raw() as four:
+        assert not one.hello(session=mine, key=first["secret"]).resumed
+        assert not two.hello(session=mine, key=second["secret"]).resumed
         with Raw(remote.daemon.socket) as local:
-            assert local.hello(session="mine").code == "CONFLICT"
+            assert not local.hello(session=mine).resumed
+        assert isinstance(one.ask(wire.RunsJoin(name="x")), wire.RunView), "nobody has taken its place"
+        assert three.hello(session=mine, key=first["secret"]).resumed
+        assert four.hello(session="guessed", key=first["secret"]).code == "VALIDATION_FAILED"
+
+
+def test_a_client_that_tries_all_small_numbers_ends_nobodys_hold(remote: Remote) -> None:
+    key = remote.key()
+    client = remote.client(key)
+    with client.slots("gpu", max=1), remote.raw() as thief:
+        thief.hello(key=key["secret"], session=os.urandom(8).hex())
+        for number in range(1, 40):
+            assert thief.ask(wire.Release(token=number)) == wire.Released(held=False)
+            assert thief.ask(wire.Renew(token=number, lease_ms=5_000)).code == "LEASE_LOST"
+        assert thief.ask(wire.SlotsGet(pool="gpu")).used == 1
+    client._core.configure({})
 
 
 # ------------------------------------------------------------------ noise, TLS, addresses

@@ -68,11 +68,29 @@ def test_characters_are_unescaped_where_they_may_be() -> None:
     assert names.compact(msgspec.Raw(sent)) == '{"aé":"😀 \\\\u00e9 \\u0022 \\u005c \\u0007 \\n"}'
 
 
-@pytest.mark.parametrize("text", ["", "0", "-1", "x", "9" * 40, "\uff11"])
+SECRET = "0123456789abcdef"
+NO_TOKENS = ("", "0", "-1", "x", "9" * 40, "\uff11", "17", "17-", f"17-{SECRET[1:]}", f"17-{SECRET}0", f"17-{SECRET}\n")
+NO_TOKENS += (f"0-{SECRET}", f"-{SECRET}", f"\uff11-{SECRET}", f"{2**63}-{SECRET}", f"17-{SECRET.upper()}")
+
+
+@pytest.mark.parametrize("text", NO_TOKENS)
 def test_what_never_was_a_token_is_stale(text: str) -> None:
     with pytest.raises(ApiError) as refused:
         names.from_token(text)
     assert refused.value.code == "STALE_CLAIM"
+
+
+def test_a_token_is_its_number_and_its_secret() -> None:
+    assert names.to_token(17, SECRET) == f"17-{SECRET}"
+    assert names.from_token(f"17-{SECRET}") == (17, SECRET)
+    assert names.from_reservation(names.to_reservation("b1-4f9a", SECRET)) == ("b1-4f9a", SECRET)
+
+
+@pytest.mark.parametrize("text", ["b1-4f9a", f"b1-4f9a-{SECRET[1:]}", f"-{SECRET}", SECRET])
+def test_a_reservation_without_its_secret_is_not_found(text: str) -> None:
+    with pytest.raises(ApiError) as refused:
+        names.from_reservation(text)
+    assert refused.value.code == "NOT_FOUND"
 
 
 def test_half_of_a_character_is_refused() -> None:

@@ -176,6 +176,14 @@ class World:
         self.run(Ask(session, Access(), number, request, number, self.h.clock.lease_ms()))
         return (session, number)
 
+    def hold(self, session: str) -> int:
+        """The token of something that the session holds."""
+        keeper = self.h.session("keeper")
+        run = keeper.ask(wire.RunsJoin(name="r")).run
+        (granted,) = self.replies[self.ask(session, wire.OnceAcquire(run=run, key="k"))]
+        assert isinstance(granted, wire.OnceGranted)
+        return granted.token
+
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
@@ -312,9 +320,7 @@ def test_a_call_that_stands_in_several_lines_may_leave_one_of_them(world: World)
     waits = world.ask(b, Take(slots={"gpu": 2, "disk": 1}))
     small = world.ask(c, Take(slots={"gpu": 1}))
     assert small in world.memory.calls
-    keeper = world.h.session("keeper")
-    run = keeper.ask(wire.RunsJoin(name="r")).run
-    token = keeper.ask(wire.OnceAcquire(run=run, key="k")).token
+    token = world.hold(d)
     world.ask("keeper", Give(units={"gpu": 2}))
     assert set(world.memory.calls[waits].lines) == {line("disk")}, "it has its gpus and lacks a disk"
     assert world.units.taken[-1] == small, "who lacks only disks holds up only disks"
@@ -349,9 +355,7 @@ def test_who_is_overtaken_by_a_session_that_is_back_holds_up_other_lines_no_more
 
 def test_who_is_overtaken_by_an_older_call_from_another_line_holds_up_other_lines_no_more(world: World) -> None:
     a, b, c, d = world.sessions[:4]
-    keeper = world.h.session("keeper")
-    run = keeper.ask(wire.RunsJoin(name="r")).run
-    token = keeper.ask(wire.OnceAcquire(run=run, key="k")).token
+    token = world.hold(a)
     world.ask(a, Take(limits={"slow": 2}, slots={"gpu": 2}))
     older = world.ask(b, Take(limits={"slow": 2, "fast": 3}))
     aside = world.ask(c, Take(limits={"fast": 2}, slots={"gpu": 2}))

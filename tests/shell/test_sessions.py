@@ -21,6 +21,9 @@ LEASE_MS = 30_000
 HELLO = 1_000_000  # the id of that request: one that no other has
 
 
+ID = "0123456789abcdef"  # of every session here, as its client calls it
+
+
 class Line:
     """A connection that takes everything and says nothing."""
 
@@ -42,11 +45,16 @@ def known(it: Life) -> Sessions:
     return made
 
 
-async def connect(it: Life, of: Sessions, name: str, over: Transport) -> Line:
+def named(over: Transport) -> str:
+    """What the daemon calls the session that its client calls "0123456789abcdef"."""
+    return OWNER.session_name(over, ID)
+
+
+async def connect(it: Life, of: Sessions, over: Transport) -> Line:
     line = Line()
-    hello = wire.Hello(protocol=1, protocol_min=1, session=name, worker="w", pid=7, command="python x")
+    hello = wire.Hello(protocol=1, protocol_min=1, session=ID, worker="w", pid=7, command="python x")
     of.hello(line, HELLO, hello, Origin(0, None, None, over), OWNER)
-    await it.out.until((name, HELLO))
+    await it.out.until((named(over), HELLO))
     return line
 
 
@@ -67,10 +75,10 @@ def test_a_remote_session_that_is_away_and_holds_nothing_ends(tmp_path: Path, ov
     async def story() -> None:
         async with life(tmp_path / "db") as it:
             of = known(it)
-            line = await connect(it, of, "a", over)
+            line = await connect(it, of, over)
             await asyncio.sleep(3 * RESUME_MS / 1000)
-            assert of.is_connected("a"), "who is connected may be idle"
-            of.lost("a", line)
+            assert of.is_connected(named(over)), "who is connected may be idle"
+            of.lost(named(over), line)
             assert len(of) == 1
             await until(lambda: len(of) == 0)
             await it.engine.settle()
@@ -84,10 +92,10 @@ def test_a_remote_session_that_is_away_stays_for_as_long_as_it_holds_something(t
     async def story() -> None:
         async with life(tmp_path / "db") as it:
             of = known(it)
-            line = await connect(it, of, "a", "tcp")
-            run = await it.run_id("a")
-            await it.ask("a", acquire(run))
-            of.lost("a", line)
+            line = await connect(it, of, "tcp")
+            run = await it.run_id(named("tcp"))
+            await it.ask(named("tcp"), acquire(run))
+            of.lost(named("tcp"), line)
             await asyncio.sleep(5 * RESUME_MS / 1000)
             assert len(of) == 1
             assert len(it.engine.memory.holds) == 1
@@ -102,10 +110,10 @@ def test_a_remote_session_that_is_away_stays_for_as_long_as_it_holds_something(t
 
 async def left_by(it: Life, over: Transport) -> str:
     """A session of that kind, which holds a key when the daemon ends; its run."""
-    row = rows.Session("far", "default", "w", "", 7, "python x", transport=over)
+    row = rows.Session(named(over), "default", "w", "", 7, "python x", transport=over)
     it.engine.submit(Opened(row, HELLO, (), wire.Welcome(protocol=1, version="test", pid=1)))
-    run = await it.run_id("far")
-    await it.ask("far", acquire(run))
+    run = await it.run_id(named(over))
+    await it.ask(named(over), acquire(run))
     return run
 
 
@@ -117,16 +125,18 @@ def test_nobody_waits_for_an_http_session_after_a_restart_and_it_keeps_its_lease
             of = known(it)
             await of.restore(it.engine.known)
             of.listening()
-            await connect(it, of, "b", "unix")
-            assert (await it.ask("b", acquire(run, wait_ms=0))) == wire.OnceHeld(), "the lines are open, the key held"
-            waits = it.submit("b", acquire(run))
+            await connect(it, of, "unix")
+            assert (await it.ask(named("unix"), acquire(run, wait_ms=0))) == wire.OnceHeld(), (
+                "the lines are open, the key held"
+            )
+            waits = it.submit(named("unix"), acquire(run))
             await asyncio.sleep(5 * RESUME_MS / 1000)
             await it.pass_ms(LEASE_MS - 1)
             assert waits not in it.out.replies
-            assert of.row("far") is not None
+            assert of.row(named("http")) is not None
             await it.pass_ms(1)
             assert isinstance(await it.answer(waits), wire.OnceGranted)
-            await until(lambda: of.row("far") is None)
+            await until(lambda: of.row(named("http")) is None)
             of.drain()
 
     play(story())
@@ -140,11 +150,11 @@ def test_the_lines_wait_for_a_tcp_session_after_a_restart(tmp_path: Path) -> Non
             of = known(it)
             await of.restore(it.engine.known)
             of.listening()
-            await connect(it, of, "b", "unix")
-            asked = it.submit("b", acquire(run, wait_ms=0))
+            await connect(it, of, "unix")
+            asked = it.submit(named("unix"), acquire(run, wait_ms=0))
             await it.engine.settle()
             assert asked not in it.out.replies
-            await connect(it, of, "far", "tcp")
+            await connect(it, of, "tcp")
             assert await it.answer(asked) == wire.OnceHeld()
             of.drain()
 

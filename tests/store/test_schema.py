@@ -16,6 +16,7 @@ from runstate import wire
 from runstated import replies
 from runstated.domain import tidy
 from runstated.store import schema
+from runstated.store.tx import Access
 from tests.faults.test_sqlite_faults import Faulty, story
 from tests.harness import Client, Connection, Harness
 
@@ -103,7 +104,7 @@ def test_a_database_of_an_older_version_loads_and_says_what_it_said(tmp_path: Pa
     h = Harness(path)
     try:
         h.check()
-        a = h.session("a")
+        a = h.session("unix/7:default//a")  # as the session "a" is called since version 8
         seen = a.ask(wire.StatusGet())
         assert sorted((run.name, run.state) for run in seen.runs) == [("below", "active"), ("job", "active")]
         assert [holding.name for holding in seen.workers[0].holdings] == ["held", "running"]
@@ -181,7 +182,7 @@ def executed() -> set[str]:
     Connection.statements.clear()
     h = Faulty()
     story(h)
-    a, b = h.session("x"), h.session("y")
+    a, b = h.session("x"), h.session("y", access=Access(key="k1"))
     run = a.ask(wire.RunsJoin(name="rare")).run
     asked = a.submit(wire.RunsChild(parent=run))
     asked.repeat()
@@ -219,7 +220,7 @@ def test_every_statement_of_the_schema_is_postgresql_too() -> None:
     for statement in schema.statements():
         (parsed,) = sqlglot.parse(statement, read="postgres")
         assert parsed is not None
-        assert parsed.key in ("create", "alter", "insert", "drop"), statement
+        assert parsed.key in ("create", "alter", "insert", "update", "drop"), statement
 
 
 def test_every_statement_executed_is_postgresql_too(executed: set[str]) -> None:
