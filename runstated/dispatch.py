@@ -72,7 +72,9 @@ VERBS: Mapping[type, Verb] = {
 
 
 def answer(tx: Tx, request: wire.Request[Any]) -> Answer:
-    """What the verb says. Raises its refusals, and Forbidden when the caller's key does not allow the verb at all."""
+    """What the verb says. Raises its refusals, and KeyRevoked or Forbidden when the caller's key does not allow the
+    verb at all."""
+    keys.check_live(tx)
     kind = type(request)
     if kind.permission:
         tx.need(kind.permission, f"send {kind.__struct_config__.tag}")

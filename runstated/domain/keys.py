@@ -10,7 +10,7 @@ daemon's keyring after the commit. Only the owner, over the Unix socket, manages
 import hashlib
 
 from runstate import wire
-from runstated.store.tx import Forbidden, NotFound, StoredKey, Tx, ValidationFailed
+from runstated.store.tx import Forbidden, NotFound, Refusal, StoredKey, Tx, ValidationFailed
 
 SCHEMA = """
 CREATE TABLE keys (
@@ -23,6 +23,13 @@ CREATE TABLE keys (
     revoked_ms BIGINT
 );
 """
+
+
+class KeyRevoked(Refusal):
+    """the key was revoked"""
+
+    code = "UNAUTHENTICATED"
+
 
 KEYS_MAX = 10_000  # each is in the daemon's memory, also when it is revoked
 COLUMNS = "id, space, name, permissions, created_ms, revoked_ms"
@@ -81,6 +88,13 @@ def stored(tx: Tx) -> tuple[StoredKey, ...]:
         StoredKey(key, space, frozenset(permissions.split()), digest, revoked_ms is not None)
         for key, space, permissions, digest, revoked_ms in rows
     )
+
+
+def check_live(tx: Tx) -> None:
+    """Raises KeyRevoked for a caller whose key was revoked after the request was let in."""
+    key = tx.caller.access.key
+    if key and tx.one("SELECT id FROM keys WHERE id = :id AND revoked_ms IS NULL", id=key) is None:
+        raise KeyRevoked(f"the key {key} was revoked")
 
 
 def _owner_only(tx: Tx) -> None:

@@ -140,6 +140,7 @@ class App:
                 body=_query(request, row.body) if row.method == "GET" else await _body(request, row.body),
                 idempotency_key=_idempotency_key(request),
             )
+            self._access(request)  # once more: the body may have taken its time
             status, answer = await row.handle(call)
             response = Response(status_code=status) if answer is None else _json(status, answer)
             kept_s = self._gateway.keeps_for_s(access) if call.idempotency_key else None
