@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from runstate import wire
-from runstated import dispatch, faults, replies
+from runstated import circles, dispatch, faults, replies
 from runstated.clock import Clock
 from runstated.domain import keys, leases, queues, runs, sessions
 from runstated.lines import Memory
@@ -32,12 +32,6 @@ log = logging.getLogger(__name__)
 BEHIND_MAX = 16
 HOLD_UP_NOBODY = frozenset(("budget", EVENTS, WATCH))  # lines in which all are looked at when they are woken
 _no_caller = Caller()
-
-
-class Deadlock(Refusal):
-    """The wait would never end: it closes a circle of holds."""
-
-    code = "DEADLOCK"
 
 
 class Lost(Exception):
@@ -205,6 +199,7 @@ class Executor:
         tx.woken.clear()
         memory.left.clear()
         memory.overtaken.clear()
+        memory.suspects.clear()
         if isinstance(entry, Ask):
             self._guarded(tx, entry.key, lambda: self._ask(tx, entry))
         elif isinstance(entry, Tick):
@@ -289,6 +284,7 @@ class Executor:
                 signals=answer.signals,
                 aside=answer.aside,
                 ages=answer.ages,
+                stands=answer.stands,
             )
             self._park(tx, call)
         else:
@@ -304,9 +300,12 @@ class Executor:
         if call.until is not None and call.until <= tx.lease_ms:
             self._late(tx, call)
             return
-        circle = memory.circle(call)
+        circle = circles.closed_by(tx, memory, call)
         if circle is not None:
-            raise Deadlock(self._tell_circle(tx, circle))
+            raise circles.Deadlock(circle)
+        old = memory.calls.get(call.key)
+        if old is None or old.ages != call.ages:
+            memory.suspects.update(dict.fromkeys(call.stands))
         memory.park(call)
         behind = tuple(hold.token for hold in memory.holders(call)[:BEHIND_MAX])
         memory.pushes.append((call.session, wire.Parked(call=call.request_id, ticket=call.ticket, behind=behind)))
@@ -316,15 +315,6 @@ class Executor:
         self.memory.leave(call.key)
         reply = call.late if isinstance(call.late, wire.Reply) else call.late(tx)
         self.memory.replies.append(([call.key], reply))
-
-    def _tell_circle(self, tx: Tx, circle: list[Call]) -> str:
-        steps = []
-        for call in circle:
-            row = tx.one("SELECT worker, pid FROM sessions WHERE session = :session", session=call.session)
-            worker, pid = row or ("a session that has ended", 0)
-            waits_for = " or ".join(dict.fromkeys(f"{h.subject[0]} {h.subject[-1]}" for h in self.memory.holders(call)))
-            steps.append(f"{worker} (pid {pid}) waits for {waits_for}")
-        return f"this wait would never end: {', which is held while '.join(steps)}, which closes the circle"
 
     # ------------------------------------------------------------------ lines
 
@@ -341,8 +331,10 @@ class Executor:
             if not waiting:
                 overtaken = [memory.calls[key] for key in memory.overtaken if key in memory.calls]
                 memory.overtaken.clear()
-                if not overtaken:
+                if not (overtaken or memory.suspects):
                     return
+                if not overtaken:
+                    self._guarded(tx, None, lambda: self._look_at_suspects(tx))
                 for call in sorted(overtaken, key=lambda call: call.place):
                     if not call.away and memory.calls.get(call.key) is call:
                         self._guarded(tx, call.key, lambda call=call: self._again(tx, call))
@@ -360,7 +352,9 @@ class Executor:
                     if now.place_in(line) <= place:
                         break
                     went_back = True  # it stood there for another job before, and may have held up itself
-            memory.left[:] = [other for other in memory.left if other != line]
+            if line in memory.left:
+                waiting.update(dict.fromkeys(queues.lines_behind(line)))
+                memory.left[:] = [other for other in memory.left if other != line]
             if went_back:
                 waiting[line] = None
 
@@ -380,8 +374,22 @@ class Executor:
             signals=answer.signals,
             aside=answer.aside,
             ages=answer.ages,
+            stands=answer.stands,
         )
         self._park(tx, stands)
+
+    def _look_at_suspects(self, tx: Tx) -> None:
+        """Refuses a wait that has become one without end; looked for once more when it is gone."""
+        memory = self.memory
+        held = {token for topic in memory.suspects for token in memory.held(topic)}
+        calls = {call.key: call for token in held for call in memory.inside(token)}
+        found = circles.standing(tx, memory, calls.values())
+        if found is None:
+            memory.suspects.clear()
+        else:
+            call, circle = found
+            memory.leave(call.key)
+            memory.replies.append(([call.key], circles.Deadlock(circle).reply()))
 
     # ------------------------------------------------------------------ what the daemon does by itself
 
@@ -400,6 +408,9 @@ class Executor:
             tx.woken += [line for call in calls for line in call.lines if line[0] not in HOLD_UP_NOBODY]
             if not entry.away:
                 memory.overtaken.update((call.key, None) for call in calls)
+                memory.suspects.update(
+                    (line, None) for call in calls for line in call.lines
+                )  # closed while it was away
         elif isinstance(entry, Cancelled):
             if memory.leave((entry.session, entry.request_id)) is None:
                 sessions.give_back(tx, entry.session, entry.request_id)

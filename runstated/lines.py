@@ -23,9 +23,8 @@ from itertools import islice
 from typing import Any, Protocol
 
 from runstate import wire
-from runstated import circles
 from runstated.access import StoredKey
-from runstated.waits import EVENTS, WATCH, Call, CallKey, Hold, Opening, Settled, Topic
+from runstated.waits import EVENTS, WATCH, Call, CallKey, Hold, Opening, Place, Settled, Topic
 
 STALE_MAX = 1_000  # entries of the two heaps whose lease or call has ended, beside those that live
 
@@ -55,6 +54,7 @@ class Memory:
     holds: dict[int, Hold] = field(default_factory=dict)
     left: list[Topic] = field(default_factory=list)  # lines that lost a member in this entry
     overtaken: dict[CallKey, None] = field(default_factory=dict)  # calls that others have come to stand before
+    suspects: dict[Topic, None] = field(default_factory=dict)  # for whose holders a deadlock may have come about
     replies: list[tuple[list[CallKey], wire.Reply]] = field(default_factory=list)
     pushes: list[tuple[str, wire.Push]] = field(default_factory=list)
     settled: list[tuple[Settled, int | None, wire.OnceDone]] = field(default_factory=list)
@@ -457,9 +457,18 @@ class Memory:
         topics = dict.fromkeys((*call.lines, *call.signals))
         return [self.holds[token] for topic in topics for token in self._held.get(topic, ())]
 
-    def circle(self, call: Call) -> list[Call] | None:
-        """The circle of waiting calls that ``call`` would close; see circles.py."""
-        return circles.find(call, self.holders, lambda token: [self.calls[key] for key in self._inside.get(token, ())])
+    def held(self, topic: Topic) -> list[int]:
+        """The leases on a topic."""
+        return list(self._held.get(topic, ()))
+
+    def inside(self, token: int) -> list[Call]:
+        """The calls that are made inside of a lease."""
+        return [self.calls[key] for key in self._inside.get(token, ())]
+
+    def before(self, line: Topic, place: Place) -> Iterator[Call]:
+        """The calls before a place in a line, last to first."""
+        places = self._lines.get(line, [])
+        return (self.calls[places[n][2]] for n in range(bisect_left(places, place) - 1, -1, -1))
 
 
 def _discard(index: dict[Any, dict[Any, None]], key: Any, member: Any) -> None:

@@ -9,6 +9,7 @@ from runstated.access import Access
 
 Topic = tuple[str, ...]
 CallKey = tuple[str, int]  # session, request id
+Place = tuple[int, int, CallKey]  # in a line: rank, arrival, the call
 EVENTS = "events"  # the kind of line in which those stand who wait for events
 WATCH = "watch"  # the kind of line in which those stand who must look again when something changes that they have
 
@@ -46,6 +47,7 @@ class Call:
     signals: tuple[Topic, ...]
     aside: bool = False
     ages: Mapping[Topic, int] = field(default_factory=dict)  # of the job for which it stands in a line, not its own
+    stands: Mapping[Topic, Any] = field(default_factory=dict)  # what that job needs
     over: Callable[[Any], wire.Reply] | None = None
     away: bool = False
 
@@ -58,10 +60,10 @@ class Call:
         return self.access.space
 
     @property
-    def place(self) -> tuple[int, int, CallKey]:
+    def place(self) -> Place:
         return (self.rank, self.ticket, (self.session, self.request_id))
 
-    def place_in(self, line: Topic) -> tuple[int, int, CallKey]:
+    def place_in(self, line: Topic) -> Place:
         """Where it stands in a line: by its own age, or by that of the job for which it stands there."""
         age = self.ages.get(line)
         return self.place if age is None else (1, age, (self.session, self.request_id))

@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from runstate import wire
+from runstated import dispatch
 from runstated.batch import Acked, Ask, Away, Cancelled, Ended, Entry, Executor, Opened, Tick
 from runstated.cache import Cache
 from runstated.domain import leases, needs, sessions
@@ -26,7 +27,7 @@ from runstated.engine import Engine
 from runstated.lines import Memory
 from runstated.store import schema
 from runstated.store.sqlite import Store
-from runstated.store.tx import Access, Caller, Tx
+from runstated.store.tx import Access, Caller, Parked, Tx
 from runstated.waits import Call, Topic
 from tests.clock import ManualClock
 
@@ -332,6 +333,7 @@ class Harness:
         self.check_leases()
         check_resources(self)
         self.check_nobody_waits_in_vain()
+        self.check_nobody_was_forgotten()
 
     def check_leases(self) -> None:
         rows = self.rows("SELECT token, session, length_ms, kind, run, subject FROM leases")
@@ -352,6 +354,27 @@ class Harness:
         assert {job for job in running if job[1] in active} == {job for job in jobs if job[1] in active}
         for token, session in self.rows("SELECT token, session FROM leases"):
             assert self.value("SELECT count(*) FROM sessions WHERE session = :s", s=session), f"{token} of nobody"
+
+    def check_nobody_was_forgotten(self) -> None:
+        """Whoever waits and is there would have to wait if it asked again now: no wake-up was lost."""
+        memory = self.memory
+        for call in list(memory.calls.values()):
+            if call.away:
+                continue
+            windows, due = dict(memory.windows), (memory.due_ms, memory.due_lease_ms)
+            tx, mark = self.tx(), memory.mark()
+            tx.caller = Caller(call.session, call.access, call.request_id, call.rank, call.ticket)
+            tx.run("SAVEPOINT asked_again")
+            try:
+                answer = dispatch.answer(tx, call.request)
+            finally:
+                tx.run("ROLLBACK TO asked_again")
+                tx.run("RELEASE asked_again")
+                memory.rollback(mark)
+                memory.windows = windows
+                memory.due_ms, memory.due_lease_ms = due
+                memory.suspects.clear()
+            assert isinstance(answer, Parked), f"{call} waits beside {answer}"
 
     def check_nobody_waits_in_vain(self) -> None:
         """Nobody who is there waits beside an open key, a ready job, a finished job or in a run that is over."""

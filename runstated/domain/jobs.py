@@ -66,14 +66,29 @@ def heads(tx: Tx, queue: str, paths: tuple[str, str]) -> list[tuple[int, str, in
     return list(oldest.values())
 
 
-def needs(tx: Tx, job: Job) -> int:
-    """The number of the set that a ready job needs, its queue's if it names none; of others 0: nothing."""
+def needs_and_age(tx: Tx, job: Job) -> tuple[int, int]:
+    """The number of the set that a job needs, its queue's if it names none, and its age."""
     row = tx.one(
-        "SELECT CASE WHEN jobs.needs = 0 THEN queues.needs ELSE jobs.needs END FROM jobs JOIN queues"
-        " ON queues.space = jobs.space AND queues.queue = jobs.queue WHERE jobs.job = :job AND jobs.state = 'ready'",
+        "SELECT CASE WHEN jobs.needs = 0 THEN queues.needs ELSE jobs.needs END, jobs.age FROM jobs JOIN queues"
+        " ON queues.space = jobs.space AND queues.queue = jobs.queue WHERE jobs.job = :job",
         job=job.job,
     )
-    return row[0] if row else 0
+    assert row is not None, "a job that was read has a row, and a queue"
+    return row[0], row[1]
+
+
+def attempts(tx: Tx, job: Job) -> int:
+    """How often a job is tried."""
+    row = tx.one(
+        "SELECT attempts FROM queues WHERE space = :space AND queue = :queue", space=job.space, queue=job.queue
+    )
+    assert row is not None, "a job's queue exists"
+    return int(row[0])
+
+
+def of_run(tx: Tx, run: str, many: int) -> list[str]:
+    """The jobs of a run, at most ``many``."""
+    return [job for (job,) in tx.all("SELECT job FROM jobs WHERE run = :run LIMIT :many", run=run, many=many)]
 
 
 def move(

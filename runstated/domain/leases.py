@@ -206,6 +206,11 @@ def units_held(tx: Tx, pool: str) -> int:
     return int(row[0]) if row else 0
 
 
+def units_of(tx: Tx, pool: str) -> dict[int, int]:
+    """The units of a pool that are out, by token."""
+    return dict(tx.all("SELECT token, units FROM units WHERE pool = :pool", pool=pool))
+
+
 def of_session(tx: Tx, session: str) -> list[Lease]:
     """What a session holds, oldest first."""
     rows = tx.all(f"SELECT {COLUMNS} FROM leases WHERE session = :session ORDER BY token", session=session)

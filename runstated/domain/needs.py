@@ -53,10 +53,14 @@ class Blocked:
     """Why jobs cannot start: the lines in which they stand, each by the age of its oldest job."""
 
     ages: dict[Topic, int] = field(default_factory=dict)
+    wants: dict[Topic, Wants] = field(default_factory=dict)  # what that job needs, where it is in a line of it
     aside: bool = False
 
-    def stand(self, line: Topic, age: int) -> None:
-        self.ages[line] = min(age, self.ages.get(line, age))
+    def stand(self, line: Topic, age: int, wants: Wants = NOTHING) -> None:
+        if age <= self.ages.get(line, age):
+            self.ages[line] = age
+            if wants:
+                self.wants[line] = wants
 
     def before(self, line: Topic, age: int) -> bool:
         """Whether an older job of the same worker stands there."""
@@ -102,7 +106,7 @@ def lacking(tx: Tx, wants: Wants, age: int, blocked: Blocked) -> bool:
         if short:  # it holds up others only while it has the money: it looks again when some of that is gone
             short += [budgets.watch(budget) for budget, _ in wants.budgets]
     for line in short:
-        blocked.stand(line, age)
+        blocked.stand(line, age, wants)
     return bool(short)
 
 
@@ -123,6 +127,12 @@ def _short_of_units(tx: Tx, wants: Wants, age: int, blocked: Blocked) -> list[To
         blocked.aside = True
         short += [limits.line(limit) for limit, _ in wants.limits]
     return short
+
+
+def suspect(tx: Tx, needs: int) -> None:
+    """A job with that set begins to wait: for those who hold the slots it needs, perhaps, who may wait for it."""
+    for pool, _ in get(tx, needs).slots:
+        tx.suspect(slots.line(pool))
 
 
 def held_up_by(tx: Tx, needs: int) -> list[Topic]:

@@ -118,13 +118,15 @@ def declare(tx: Tx, request: wire.QueuesDeclare) -> wire.QueueView:
     if request.needs is not None:
         tx.need("work", f"say what the jobs of the queue {request.queue} need")
         before = _needs_of_queue(tx, tx.caller.space, request.queue)
+        number = needs.number(tx, request.needs, request.queue)
         tx.run(
             "UPDATE queues SET needs = :needs WHERE space = :space AND queue = :queue",
-            needs=needs.number(tx, request.needs, request.queue),
+            needs=number,
             space=tx.caller.space,
             queue=request.queue,
         )
         needs.forget(tx, before)
+        needs.suspect(tx, number)
         tx.wake(needs.watch(tx.caller.space, request.queue))
     return wire.QueueView(queue=request.queue, attempts=attempts)
 
@@ -169,9 +171,10 @@ def result(tx: Tx, request: wire.QueuesResult) -> wire.JobView | Parked:
     view = jobs.seen(tx, job)
     if view.state not in ("ready", "delayed", "running"):
         return view
+    lacks = [] if view.state == "running" else needs.held_up_by(tx, jobs.needs_and_age(tx, job)[0])
     return Parked(
         lines=(),
-        signals=(jobs.signal(job), runs.signal(job.run), *needs.held_up_by(tx, jobs.needs(tx, job))),
+        signals=(jobs.signal(job), runs.signal(job.run), *lacks),
         late=lambda tx: jobs.seen(tx, jobs.row(tx, job.job) or job),
         over=lambda tx: jobs.cut_off(jobs.row(tx, job.job) or job),
     )
@@ -205,6 +208,7 @@ def admit(tx: Tx, request: wire.QueuesAdmit) -> wire.JobsGranted | Parked:
         late=wire.JobsGranted(),
         aside=blocked.aside,
         ages=blocked.ages,
+        stands=blocked.wants,
     )
 
 
@@ -247,10 +251,11 @@ def fail(tx: Tx, request: wire.QueuesFail) -> wire.JobView | Refusal:
     if refused is not None:
         return refused
     reason = f"handler_error: {request.error}"
-    if not request.retry or job.attempt >= _attempts(tx, job):
+    if not request.retry or job.attempt >= jobs.attempts(tx, job):
         return _failed(tx, job, reason)
     due = tx.now_ms + backoff_ms(job.job, job.attempt)
     jobs.move(tx, job, "delayed", due_ms=due, reason=reason)
+    needs.suspect(tx, jobs.needs_and_age(tx, job)[0])
     tx.due(due)
     jobs.emit(tx, "task.retried", job.run, job.job, job.key, job.queue, reason=reason, attempt=job.attempt)
     return wire.JobView(job=job.job, state="delayed", attempt=job.attempt, reason=reason)
@@ -269,10 +274,11 @@ def gone(tx: Tx, lease: leases.Lease, how: str) -> None:
     run = runs.get_any(tx, job.run)
     if runs.refusal(run, tx.now_ms) is not None:
         return  # cancelled with its run; tidied with it
-    if how != "released" and job.attempt >= _attempts(tx, job):
+    if how != "released" and job.attempt >= jobs.attempts(tx, job):
         _failed(tx, job, "worker_died" if how == "died" else "lease_expired")
         return
     jobs.move(tx, job, "ready", attempt=job.attempt - (how == "released"))
+    needs.suspect(tx, jobs.needs_and_age(tx, job)[0])
     _wake(tx, job.queue, run)
 
 
@@ -344,14 +350,6 @@ def _declared(tx: Tx, queue: str, attempts: int | None) -> int:
     if attempts is not None and attempts != found:
         raise Conflict(f"queue {queue} exists with attempts={found}, this process declares attempts={attempts}")
     return found
-
-
-def _attempts(tx: Tx, job: jobs.Job) -> int:
-    row = tx.one(
-        "SELECT attempts FROM queues WHERE space = :space AND queue = :queue", space=job.space, queue=job.queue
-    )
-    assert row is not None, "a job's queue exists"
-    return int(row[0])
 
 
 def _get(tx: Tx, job: str) -> jobs.Job:

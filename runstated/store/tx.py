@@ -48,7 +48,8 @@ class Parked:
     ``lines``: served by age, one after the other, by running the verb again. ``signals``: answered all at once with
     the value that settled them. ``late``: the reply when the wait is over, or what tells it then. ``aside``: it stands
     in some of its lines only because it has there what it wants, so whoever comes to stand before it makes it look
-    again. ``ages``: by whose age it stands in a line, if not by its own: that of the job for which it stands there.
+    again. ``ages``: by whose age it stands in a line, if not by its own: that of the job for which it stands there, and
+    ``stands``: what that job needs.
     ``over``: tells the reply when its run ends, for a wait that the end of the run does not refuse.
     """
 
@@ -57,6 +58,7 @@ class Parked:
     late: "wire.Reply | Callable[[Tx], wire.Reply]"
     aside: bool = False
     ages: Mapping[Topic, int] = field(default_factory=dict)
+    stands: Mapping[Topic, Any] = field(default_factory=dict)
     over: "Callable[[Tx], wire.Reply] | None" = None
 
 
@@ -190,6 +192,11 @@ class Tx:
     def answer(self, signal: Topic, reply: wire.Reply, push: wire.Push | None = None) -> None:
         """Everyone who waits for ``signal`` gets ``reply``; sessions that subscribed to it get ``push``."""
         self._memory.answer(signal, reply, push)
+
+    def suspect(self, line: Topic) -> None:
+        """Something begins to wait for this without a call of its own (a job for its slots): those who hold it may
+        wait for that."""
+        self._memory.suspects[line] = None
 
     def ahead(self, line: Topic, age: int | None = None) -> bool:
         """Whether somebody stands in the line before this caller (``age``: before a job for which it asks)."""

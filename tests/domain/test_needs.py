@@ -652,7 +652,7 @@ def test_a_circle_through_the_slots_that_a_job_lacks_is_refused(a: Client, d: Cl
     theirs = d.ask(slots(run, 2)).token
     waits = a.waits(wire.QueuesResult(job=send(a, run, "1", of(gpu=1)), within=(mine,)))
     error = d.refused("DEADLOCK", wire.OnceAcquire(run=run, key="k", within=(theirs,)))
-    assert "worker-a (pid 100) waits for slots" in error.message
+    assert "held by worker-a (pid 100), which waits for worker-d (slots gpu, which job" in error.message
     d.ask(wire.Release(token=theirs))
     assert waits.reply is None
 

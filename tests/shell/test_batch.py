@@ -257,8 +257,8 @@ def test_a_circle_through_three_sessions_is_refused_and_told(h: Harness, run: st
     y.waits(acquire(run, "z", within=(tokens[1],)))
     error = z.refused("DEADLOCK", acquire(run, "x", within=(tokens[2],)))
     assert error.message == (
-        "this wait would never end: worker-z (pid 103) waits for once x, which is held while worker-x (pid 101)"
-        " waits for once y, which is held while worker-y (pid 102) waits for once z, which closes the circle"
+        "deadlock: worker-z (pid 103) waits for once x, held by worker-x (pid 101), which waits for once y,"
+        " held by worker-y (pid 102), which waits for worker-z (once z)"
     )
     assert len(h.memory.calls) == 2
     z.ask(wire.OnceComplete(run=run, key="z", token=tokens[2], result="1"))

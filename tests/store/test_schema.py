@@ -199,6 +199,12 @@ def executed() -> set[str]:
     b.ask(wire.BarriersGet(run=run, name="b"))
     b.ask(wire.BudgetsGet(budget="llm", reservations=9))
     b.ask(wire.RunsChild(parent=run, keep=True))
+    held = b.ask(wire.SlotsAcquire(run=run, pool="circle", max=1)).token
+    group = b.ask(
+        wire.GroupsSubmit(run=run, queue="circle", attempts=1, members=(wire.GroupMember(key="1", input="1"),))
+    )
+    b.ask(wire.QueuesDeclare(queue="circle", needs=wire.Needs(slots=(wire.UnitsNeeded(name="circle"),))))
+    b.refused("DEADLOCK", wire.GroupsEnded(run=group.run, within=(held,)))
     b.ask(wire.StatusGet())
     b.ask(wire.RunsStatus(run=run))
     a.die()
