@@ -129,6 +129,7 @@ class Executor:
         self.memory = memory
         self.clock = clock
         self.instance = instance
+        self._woke_ms = clock.woke_ms()
         self._connection: sqlite3.Connection | None = None
         self._tx: Tx | None = None
 
@@ -429,6 +430,10 @@ class Executor:
     def _tick(self, tx: Tx) -> None:
         """Each thing that is due is guarded by itself: a fault of ours in one must not hold up the others."""
         memory = self.memory
+        woke_ms = self.clock.woke_ms()
+        if woke_ms != self._woke_ms:
+            self._woke_ms = woke_ms
+            memory.spare(woke_ms)
         for token in memory.lapsed(tx.lease_ms):
             self._guarded(tx, None, lambda token=token: sessions.lapse(tx, token))
         for call in memory.late(tx.lease_ms):

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import functools
+import heapq
 import os
 import sys
 import threading
@@ -24,17 +25,17 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-LATE_MS = 200
-"""How late a timer may fire before the difference counts as sleep. A busy loop, a collection of garbage or a slow disk
-cost tens of milliseconds; a heartbeat comes every third of a lease, which is seconds. 200 ms is far from both."""
+PULSE_MS = 500
+"""How often the lease clock is looked at while something is pending on it. A pause may begin at any moment between two
+looks, so this is also how much longer a wait may last by it."""
+
+ASLEEP_MS = 1_000
+"""A look as late as this is proof of sleep. A busy loop, a collection of garbage or a slow disk cost tens of
+milliseconds; a heartbeat comes every third of a lease, which is seconds. A shorter pause costs nobody a lease."""
 
 LOOK_MS = 15_000
 """How often a pending wall deadline is looked at where the kernel cannot wake us when the clock is set: a machine that
 resumes, or whose clock is put forward, is noticed within this time, at two wake-ups per idle half minute."""
-
-STEP_MS = 86_400_000
-"""The longest single sleep of a loop timer. Farther plans are reached in steps of a day, far below the 24.8 days
-(2**31 ms) at which some loops' timers end."""
 
 WALL_MS_MAX = 9_000_000_000_000
 """The latest wall time an alarm is set to, in the year 2255: nanoseconds of later years do not fit 64 bits."""
@@ -63,6 +64,9 @@ class Clock:
         self._spans: list[tuple[int, int]] = []  # steady times taken out: disjoint, the newest last
         self._frozen_at_ms: int | None = None
         self._lease_ms = 0  # the latest lease time anyone was told
+        self._pending = 0  # alarms that are armed: each of them looks every PULSE_MS
+        self._seen_ms = 0  # steady time of the last look
+        self._woke_ms = -1
 
     def wall_ms(self) -> int:
         """Unix time. May jump either way."""
@@ -81,14 +85,18 @@ class Clock:
         with self._lock:
             return self._lease(self.steady_ms())
 
-    def steady_at(self, lease_ms: int) -> int:
-        """The steady time at which the lease clock will show `lease_ms`, if nothing more is taken out until then.
-
-        While the clock is frozen this moves away as time passes: plan again after `thaw`.
-        """
+    def woke_ms(self) -> int:
+        """The lease time at which the daemon woke from its last sleep; -1 before the first."""
         with self._lock:
             self._lease(self.steady_ms())
-            return lease_ms + self._skipped_ms
+            return self._woke_ms
+
+    def pending(self, more: int) -> None:
+        """So many alarms more (or less) are armed, and will look at the lease clock each PULSE_MS."""
+        with self._lock:
+            if not self._pending:
+                self._seen_ms = self.steady_ms()
+            self._pending += more
 
     def skip(self, ms: int) -> int:
         """Take the last `ms` milliseconds out of the lease clock, and return how many of them were still in it.
@@ -98,14 +106,9 @@ class Clock:
         """
         with self._lock:
             now_ms = self.steady_ms()
-            return self._take(now_ms - ms, now_ms)
-
-    def late(self, planned_steady_ms: int) -> int:
-        """Report that a timer planned for `planned_steady_ms` fires now, and return what that took out of the lease
-        clock: the lateness above `LATE_MS`, 0 for a timer that is on time."""
-        with self._lock:
-            now_ms = self.steady_ms()
-            return self._take(planned_steady_ms + LATE_MS, now_ms)
+            taken_ms = self._take(now_ms - ms, now_ms)
+            self._woke_ms = self._lease(now_ms)
+            return taken_ms
 
     def freeze(self) -> None:
         """Let the lease clock stand until `thaw`. A second freeze changes nothing."""
@@ -119,18 +122,25 @@ class Clock:
             self._lease(self.steady_ms())
             self._frozen_at_ms = None
 
-    def steady_alarm(self, loop: asyncio.AbstractEventLoop, on_due: Callable[[int], None]) -> Alarm:
-        """An alarm in steady time: see `SteadyAlarm`. Alarms come from the clock so that a test's clock rings them."""
-        return SteadyAlarm(loop, self, on_due)
+    def lease_alarm(self, loop: asyncio.AbstractEventLoop, on_due: Callable[[], None]) -> Alarm:
+        """An alarm on the lease clock: see `LeaseAlarm`. Alarms come from the clock so that a test's rings them."""
+        return LeaseAlarm(loop, self, on_due)
 
     def wall_alarm(self, loop: asyncio.AbstractEventLoop, on_due: Callable[[], None]) -> Alarm:
         """An alarm in wall time: see `WallAlarm`."""
         return WallAlarm(loop, self, on_due)
 
     def _lease(self, now_ms: int) -> int:
+        """Looks at the lease clock; what it shows."""
         if self._frozen_at_ms is not None:
             self._take(self._frozen_at_ms, now_ms)
+        seen_ms, self._seen_ms = self._seen_ms, now_ms
+        has_slept = self._pending > 0 and now_ms - seen_ms > ASLEEP_MS
+        if has_slept:
+            self._take(seen_ms, now_ms)
         self._lease_ms = max(self._lease_ms, now_ms - self._skipped_ms)
+        if has_slept:
+            self._woke_ms = self._lease_ms
         return self._lease_ms
 
     def _take(self, start_ms: int, now_ms: int) -> int:
@@ -147,49 +157,104 @@ class Clock:
         return new_ms
 
 
-class SteadyAlarm:
-    """Rings at a steady time: `on_due(planned_ms)`, on the loop, never early.
+class LeaseAlarm:
+    """Rings when the lease clock shows a time: `on_due()`, on the loop, never early. While it is armed it looks at the
+    clock each `PULSE_MS`, by which the clock learns that the daemon was awake."""
 
-    `planned_ms` is when it should have rung, for `Clock.late`: the armed time, or the time of arming if that was later
-    (an alarm armed for the past is not a late one).
-    """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, clock: Clock, on_due: Callable[[int], None]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, clock: Clock, on_due: Callable[[], None]) -> None:
         self._loop = loop
         self._clock = clock
         self._on_due = on_due
         self._at_ms: int | None = None
-        self._planned_ms = 0
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
 
     def arm(self, at_ms: int | None) -> None:
         if self._closed or at_ms == self._at_ms:
             return
+        self._clock.pending((at_ms is not None) - (self._at_ms is not None))
         self._at_ms = at_ms
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         if at_ms is not None:
-            now_ms = self._clock.steady_ms()
-            self._planned_ms = max(at_ms, now_ms)
-            self._wait(self._planned_ms - now_ms)
+            self._wait(at_ms)
 
     def close(self) -> None:
         self.arm(None)
         self._closed = True
 
-    def _wait(self, ms: int) -> None:
-        self._timer = self._loop.call_later(min(ms, STEP_MS) / 1000, self._look)
+    def _wait(self, at_ms: int) -> None:
+        left_ms = max(0, at_ms - self._clock.lease_ms())
+        self._timer = self._loop.call_later(min(left_ms, PULSE_MS) / 1000, self._look, at_ms)
 
-    def _look(self) -> None:
-        # A loop's timers are rounded, and long plans are reached in steps: look before ringing.
-        left_ms = self._planned_ms - self._clock.steady_ms()
-        if left_ms > 0:
-            self._wait(left_ms)
-            return
-        self._at_ms = self._timer = None
-        self._on_due(self._planned_ms)
+    def _look(self, at_ms: int) -> None:
+        if self._clock.lease_ms() < at_ms:
+            self._wait(at_ms)
+        else:
+            self.arm(None)
+            self._on_due()
+
+
+class Timers:
+    """Calls that are due when the lease clock shows a time; any number, on one alarm."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, clock: Clock) -> None:
+        self._clock = clock
+        self._alarm = clock.lease_alarm(loop, self._ring)
+        self._due: list[Timer] = []  # a heap
+        self._cancelled = 0  # at most so many of them
+
+    def after(self, ms: int, work: Callable[[], object]) -> Timer:
+        """Calls `work`, which must not raise, when `ms` of lease time have passed."""
+        timer = Timer(self, self._clock.lease_ms() + ms, work)
+        heapq.heappush(self._due, timer)
+        self._arm()
+        return timer
+
+    def close(self) -> None:
+        """Nothing is called any more."""
+        self._alarm.close()
+
+    def _arm(self) -> None:
+        if 2 * self._cancelled > len(self._due):
+            self._due = [timer for timer in self._due if not timer.is_cancelled]
+            heapq.heapify(self._due)
+            self._cancelled = 0
+        while self._due and self._due[0].is_cancelled:
+            heapq.heappop(self._due)
+        self._alarm.arm(self._due[0].at_ms if self._due else None)
+
+    def _ring(self) -> None:
+        now_ms = self._clock.lease_ms()
+        due = []
+        while self._due and self._due[0].at_ms <= now_ms:
+            due.append(heapq.heappop(self._due))
+        for timer in due:
+            if not timer.is_cancelled:
+                timer.work()
+        self._arm()
+
+
+class Timer:
+    """One of these calls."""
+
+    __slots__ = ("_timers", "at_ms", "is_cancelled", "work")
+
+    def __init__(self, timers: Timers, at_ms: int, work: Callable[[], object]) -> None:
+        self._timers = timers
+        self.at_ms = at_ms
+        self.work = work
+        self.is_cancelled = False
+
+    def __lt__(self, other: Timer) -> bool:
+        return self.at_ms < other.at_ms
+
+    def cancel(self) -> None:
+        if not self.is_cancelled:
+            self.is_cancelled = True
+            self._timers._cancelled += 1
+            self._timers._arm()
 
 
 class WallAlarm:

@@ -21,7 +21,7 @@ from runstated import dispatch, faults
 from runstated.arrivals import Arrivals
 from runstated.batch import Acked, Ask, Cancelled, Entry, Executor, Lost, Tick
 from runstated.cache import Cache
-from runstated.clock import Clock
+from runstated.clock import Clock, Timer, Timers
 from runstated.domain import keys, leases, runs, sessions
 from runstated.keyring import Keyring
 from runstated.lines import Memory
@@ -91,7 +91,8 @@ class Engine:
     async def start(self) -> None:
         """Reads what the last life of the daemon left. Every lease gets its full length again."""
         loop = asyncio.get_running_loop()
-        self._steady = self.clock.steady_alarm(loop, self._on_steady)
+        self._lease = self.clock.lease_alarm(loop, self._on_lease)
+        self._timers = Timers(loop, self.clock)
         self._wall = self.clock.wall_alarm(loop, self._on_wall)
         self.known = await self.store.write(self._load)
         self._worker = asyncio.create_task(self._work(), name="engine")
@@ -142,7 +143,8 @@ class Engine:
             await asyncio.gather(self._worker, *self._tasks, return_exceptions=True)
             if self._retry_timer is not None:
                 self._retry_timer.cancel()
-            self._steady.close()
+            self._lease.close()
+            self._timers.close()
             self._wall.close()
 
     # ------------------------------------------------------------------ in
@@ -400,12 +402,14 @@ class Engine:
     # ------------------------------------------------------------------ time
 
     def _arm(self) -> None:
-        steady = self.memory.next_steady()
-        self._steady.arm(None if steady is None else self.clock.steady_at(steady))
+        self._lease.arm(self.memory.next_steady())
         self._wall.arm(self.memory.due_ms)
 
-    def _on_steady(self, planned_ms: int) -> None:
-        self.clock.late(planned_ms)
+    def after(self, ms: int, work: Callable[[], object]) -> Timer:
+        """Calls ``work``, which must not raise, when so much lease time has passed: what a client has to do in time."""
+        return self._timers.after(ms, work)
+
+    def _on_lease(self) -> None:
         # All that has arrived is read before leases lapse: two turns of the loop, each of which polls the sockets.
         loop = asyncio.get_running_loop()
         loop.call_soon(loop.call_soon, self._want_tick)

@@ -16,6 +16,7 @@ import msgspec
 from runstate import framing, wire
 from runstated import faults, overview, processes
 from runstated.access import Access
+from runstated.clock import Timer
 from runstated.engine import Engine
 from runstated.listening import keep_alive
 from runstated.sessions import HelloRefused, Origin, Sessions, Transport
@@ -94,7 +95,7 @@ class Connection(asyncio.Protocol):
         self._session: str | None = None
         self._access = Access()
         self._pid = 0
-        self._hello_timer: asyncio.TimerHandle | None = None
+        self._hello_timer: Timer | None = None
         self._end_timer: asyncio.TimerHandle | None = None
         self._frames: deque[tuple[int, bytes]] = deque()  # that have come and wait for their turn
         self._is_paused = self._is_stopped = False
@@ -135,7 +136,7 @@ class Connection(asyncio.Protocol):
         if not self._server.may_serve():
             self._fail(0, "UNAVAILABLE", "this daemon is about to stop: its lock or its socket was taken away")
             return
-        self._hello_timer = asyncio.get_running_loop().call_later(HELLO_MS / 1000, self._no_hello)
+        self._hello_timer = self._engine.after(HELLO_MS, self._no_hello)
 
     def connection_lost(self, exc: Exception | None) -> None:
         server = self._server

@@ -7,7 +7,9 @@
 
 The kernel's word (a pidfd) decides. Where there is none (another pid namespace, no pidfds) the connection's end does.
 Of a remote session (over TCP or HTTP) neither says anything: its leases decide. It stays away for as long as it holds
-something, and ends at the first look, RESUME_MS after the last, that finds nothing.
+something, over TCP also for REMOTE_RESUME_MS, and ends at the first look, RESUME_MS after the last, that finds nothing.
+
+All these times are of the lease clock, and who was asleep when the daemon was has one of them anew.
 """
 
 import asyncio
@@ -20,11 +22,11 @@ from runstate import wire
 from runstate.wire import PROTOCOL, PROTOCOL_MIN
 from runstated import processes
 from runstated.batch import Away, Ended, Opened
-from runstated.clock import LATE_MS
+from runstated.clock import Timer
 from runstated.domain import sessions as rows
 from runstated.engine import Engine
 from runstated.processes import Deaths, Process
-from runstated.settings import OPENING_MS, RESUME_MS
+from runstated.settings import OPENING_MS, REMOTE_RESUME_MS, RESUME_MS
 from runstated.store.tx import Access
 
 Transport = Literal["unix", "tcp", "http"]
@@ -54,13 +56,15 @@ class Origin:
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """One session that is open. ``watched``: the kernel tells of its process's death."""
+    """One session that is open. ``watched``: the kernel tells of its process's death. ``away_ms``: since when, on the
+    lease clock, it has no connection."""
 
     row: rows.Session
     process: Process | None
     watched: bool
     wire: Wire | None = None
-    timer: asyncio.TimerHandle | None = None
+    away_ms: int = 0
+    timer: Timer | None = None
 
     @property
     def is_remote(self) -> bool:
@@ -87,7 +91,7 @@ class Sessions:
         self._open: dict[str, Session] = {}
         self._of_process: dict[Process, dict[str, None]] = {}
         self._expected: set[str] = set()
-        self._opening: asyncio.TimerHandle | None = None
+        self._opening: Timer | None = None
         self._closing = False
         engine.outbox = self
         engine.keys_changed = self._end_revoked
@@ -120,9 +124,16 @@ class Sessions:
         """The socket accepts from now on: the time to come back begins."""
         for session in self._open.values():
             if session.wire is None:
-                self._give_time(session)
+                self._is_away(session)
         if self._expected:
-            self._opening = self._loop.call_later(OPENING_MS / 1000, self._open_lines)
+            self._await_expected()
+
+    def _await_expected(self) -> None:
+        since_ms = self._engine.clock.lease_ms()
+        self._opening = self._engine.after(OPENING_MS, lambda: self._enough_awaited(since_ms))
+
+    def _enough_awaited(self, since_ms: int) -> None:
+        self._await_expected() if self._engine.clock.woke_ms() >= since_ms else self._open_lines()
 
     def _open_lines(self) -> None:
         if self._opening is not None:
@@ -194,7 +205,7 @@ class Sessions:
             return
         session.wire = None
         self._engine.submit(Away(name, away=True))
-        self._give_time(session)
+        self._is_away(session)
 
     def drain(self) -> None:
         """Tells everybody to reconnect; sessions stay as they are on disk for the next life of the daemon."""
@@ -282,23 +293,29 @@ class Sessions:
         if not self._expected:
             self._open_lines()
 
-    def _give_time(self, session: Session) -> None:
-        planned = self._loop.time() + RESUME_MS / 1000
-        session.timer = self._loop.call_at(planned, self._time_is_up, session, planned)
+    def _is_away(self, session: Session) -> None:
+        session.away_ms = self._engine.clock.lease_ms()
+        self._give_time(session)
 
-    def _time_is_up(self, session: Session, planned: float) -> None:
-        if (self._loop.time() - planned) * 1000 > LATE_MS:
-            self._give_time(session)  # we overslept, and with us perhaps the hello
+    def _give_time(self, session: Session) -> None:
+        session.timer = self._engine.after(RESUME_MS, lambda: self._time_is_up(session))
+
+    def _time_is_up(self, session: Session) -> None:
+        if self._engine.clock.woke_ms() >= session.away_ms:
+            self._is_away(session)  # we overslept, and with us perhaps the hello
         elif session.is_remote:
             self._engine.when_quiet(lambda: self._end_if_idle(session))
         else:
             self._end(session.row.session, "died")
 
     def _end_if_idle(self, session: Session) -> None:
-        """A remote session that is away ends when it holds nothing any more."""
+        """A remote session that is away ends when it holds nothing any more. Who only waits, or has others do its jobs,
+        holds nothing: over TCP it is given as long as a lease would have."""
         if session.wire is not None or self._open.get(session.row.session) is not session or self._closing:
             return
-        if self._engine.memory.is_holding(session.row.session):
+        away_ms = self._engine.clock.lease_ms() - session.away_ms
+        may_be_back = session.row.transport == "tcp" and away_ms < REMOTE_RESUME_MS
+        if may_be_back or self._engine.memory.is_holding(session.row.session):
             self._give_time(session)
         else:
             self._end(session.row.session, "died")

@@ -38,6 +38,7 @@ CACHE_BYTES = 32 * MIB  # results of done `once` keys, answered without the data
 
 # -- Sessions and leases -----------------------------------------------------------------------------------------------
 RESUME_MS = 5_000  # a lost Unix connection may come back for this long before its session ends
+REMOTE_RESUME_MS = 30_000  # a lost TCP connection, where nobody tells of a death: as long as a usual lease
 
 # -- The store ---------------------------------------------------------------------------------------------------------
 WAL_CHECKPOINT_BYTES = 16 * MIB  # then its pages are copied into the file, which costs two fsyncs or more

@@ -18,8 +18,9 @@ class ManualClock(Clock):
         super().__init__()
         self._wall = wall_ms
         self._steady = steady_ms
-        self._steady_alarms: list[ManualAlarm] = []
+        self._lease_alarms: list[ManualAlarm] = []
         self._wall_alarms: list[ManualAlarm] = []
+        self.pending(1)  # as if an alarm were armed all the time: a stall is noticed
 
     def wall_ms(self) -> int:
         return self._wall
@@ -28,18 +29,19 @@ class ManualClock(Clock):
         return self._steady
 
     def pass_ms(self, ms: int) -> None:
-        """Ordinary time: both clocks go on, alarms ring at their moment."""
+        """Ordinary time, in which the lease clock is looked at: both clocks go on, alarms ring at their moment."""
         end = self._steady + ms
         while True:
             waits = [left for alarm in self._alarms() if (left := alarm.left_ms()) is not None and left > 0]
             self._move(min([end - self._steady, *waits]))
+            self._seen_ms = self._steady
             for alarm in self._alarms():
                 alarm.ring_if_due()
             if self._steady >= end:
                 return
 
     def stall(self, ms: int) -> None:
-        """The daemon does not run (stopped, paused, starved) while both clocks go on: alarms ring late."""
+        """The daemon does not run (stopped, paused, starved) while both clocks go on: nobody looks at them."""
         self._move(ms)
         for alarm in self._alarms():
             alarm.ring_if_due()
@@ -58,18 +60,18 @@ class ManualClock(Clock):
         """How long until the next alarm rings in ordinary time; None while none is armed."""
         return min((left for alarm in self._alarms() if (left := alarm.left_ms()) is not None), default=None)
 
-    def steady_alarm(self, loop: asyncio.AbstractEventLoop, on_due: Callable[[int], None]) -> Alarm:
-        alarm = ManualAlarm(loop, self.steady_ms, on_due)
-        self._steady_alarms.append(alarm)
+    def lease_alarm(self, loop: asyncio.AbstractEventLoop, on_due: Callable[[], None]) -> Alarm:
+        alarm = ManualAlarm(loop, self.lease_ms, on_due)
+        self._lease_alarms.append(alarm)
         return alarm
 
     def wall_alarm(self, loop: asyncio.AbstractEventLoop, on_due: Callable[[], None]) -> Alarm:
-        alarm = ManualAlarm(loop, self.wall_ms, lambda planned_ms: on_due())
+        alarm = ManualAlarm(loop, self.wall_ms, on_due)
         self._wall_alarms.append(alarm)
         return alarm
 
     def _alarms(self) -> list[ManualAlarm]:
-        return [*self._steady_alarms, *self._wall_alarms]
+        return [*self._lease_alarms, *self._wall_alarms]
 
     def _move(self, ms: int) -> None:
         self._wall += ms
@@ -79,11 +81,8 @@ class ManualClock(Clock):
 class ManualAlarm:
     """An alarm of a ManualClock. One that is armed for the past rings in the loop's next turn, as a real one does."""
 
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, now_ms: Callable[[], int], on_due: Callable[[int], None]
-    ) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, now_ms: Callable[[], int], on_due: Callable[[], None]) -> None:
         self.at_ms: int | None = None
-        self._planned_ms = 0
         self._loop = loop
         self._now_ms = now_ms
         self._on_due = on_due
@@ -93,10 +92,8 @@ class ManualAlarm:
         if self._closed or at_ms == self.at_ms:
             return
         self.at_ms = at_ms
-        if at_ms is not None:
-            self._planned_ms = max(at_ms, self._now_ms())
-            if at_ms <= self._now_ms():
-                self._loop.call_soon(self.ring_if_due)
+        if at_ms is not None and at_ms <= self._now_ms():
+            self._loop.call_soon(self.ring_if_due)
 
     def close(self) -> None:
         self.arm(None)
@@ -112,4 +109,4 @@ class ManualAlarm:
     def ring(self) -> None:
         if self.at_ms is not None:
             self.at_ms = None
-            self._on_due(self._planned_ms)
+            self._on_due()

@@ -267,11 +267,7 @@ class Harness:
     def stall(self, ms: int, arrived: Callable[[], object] = lambda: None) -> None:
         """The daemon does not run for a while; alarms that were due ring late. What has arrived is read before it acts
         on them."""
-        at = self.memory.next_steady()
-        planned = None if at is None else max(self.clock.steady_at(at), self.clock.steady_ms())
         self.clock.stall(ms)
-        if planned is not None and planned <= self.clock.steady_ms():
-            self.clock.late(planned)
         arrived()
         self.tick_if_due()
 
@@ -293,7 +289,7 @@ class Harness:
 
     def _due_in_ms(self) -> int | None:
         steady, wall = self.memory.next_steady(), self.memory.due_ms
-        times = [] if steady is None else [self.clock.steady_at(steady) - self.clock.steady_ms()]
+        times = [] if steady is None else [steady - self.clock.lease_ms()]
         times += [] if wall is None else [wall - self.clock.wall_ms()]
         return min(times, default=None)
 

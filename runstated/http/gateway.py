@@ -1,6 +1,6 @@
 """HTTP requests as sessions of the engine: one session for each key and worker label, open while it is used.
 
-    first request of a label --> session open --no request for IDLE_S--> away --holds nothing any more--> ended
+    first request of a label --> session open --no request for IDLE_MS--> away --holds nothing any more--> ended
 
 An HTTP client has no connection whose end would tell of its death, so for its holds the leases decide. A request that
 nobody waits for any more is cancelled, unless a repeat of it (the same Idempotency-Key) waits, too.
@@ -13,13 +13,14 @@ from typing import Any
 
 from runstate import wire
 from runstate.wire import PROTOCOL, PROTOCOL_MIN
+from runstated.clock import Timer
 from runstated.domain.leases import caller_of
 from runstated.engine import Engine
 from runstated.http.errors import OTHER_REQUEST, ApiError, NotReady, from_wire
 from runstated.sessions import HelloRefused, Origin, Sessions
 from runstated.store.tx import Access
 
-IDLE_S = 60
+IDLE_MS = 60_000
 
 
 class Pending:
@@ -41,7 +42,7 @@ class Door:
         self.gateway = gateway
         self.name = name
         self.pending: dict[int, Pending] = {}
-        self.timer: asyncio.TimerHandle | None = None
+        self.timer: Timer | None = None
         self.opened: asyncio.Future[wire.Reply] = asyncio.get_running_loop().create_future()
 
     def send(self, request_id: int, body: bytes) -> None:
@@ -76,7 +77,7 @@ class Door:
         if self.timer is not None:
             self.timer.cancel()
         if not self.pending:
-            self.timer = asyncio.get_running_loop().call_later(IDLE_S, self.gateway.leave, self)
+            self.timer = self.gateway.engine.after(IDLE_MS, lambda: self.gateway.leave(self))
 
 
 class Gateway:

@@ -14,13 +14,14 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from runstated import listening
+from runstated.clock import Timer
 from runstated.engine import Engine
 from runstated.http.app import App
 from runstated.http.gateway import Gateway
 from runstated.sessions import Sessions
 from runstated.settings import LISTEN_BACKLOG, Endpoint
 
-HEAD_S = 10.0  # a connection that has not sent the head of a request by now is closed
+HEAD_MS = 10_000  # a connection that has not sent the head of a request by now is closed
 KEEP_ALIVE_S = 75
 CLOSE_S = 2  # answers that are on their way when the daemon stops
 CONNECTIONS_MAX = 10_000
@@ -38,7 +39,8 @@ class Protocol(H11Protocol):
     """uvicorn waits for ever for the head of a first request; a slow client must not keep a descriptor."""
 
     may_serve: Callable[[], bool]
-    _head_timer: asyncio.TimerHandle | None = None
+    after: Callable[[int, Callable[[], object]], Timer]
+    _head_timer: Timer | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -48,7 +50,7 @@ class Protocol(H11Protocol):
         sock = transport.get_extra_info("socket")
         if sock is not None:
             listening.keep_alive(sock)
-        self._head_timer = self.loop.call_later(HEAD_S, self._too_slow)
+        self._head_timer = self.after(HEAD_MS, self._too_slow)
 
     def handle_events(self) -> None:
         super().handle_events()
@@ -60,7 +62,7 @@ class Protocol(H11Protocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if self.transport is not None and not self.transport.is_closing():
-            self._head_timer = self.loop.call_later(KEEP_ALIVE_S + HEAD_S, self._too_slow)
+            self._head_timer = self.after(KEEP_ALIVE_S * 1000 + HEAD_MS, self._too_slow)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._head_timer is not None:
@@ -95,7 +97,11 @@ class HttpListener:
         bound: Endpoint = listening.bound_to(sock)
         config = uvicorn.Config(
             App(gateway, bound, version),
-            http=type("GuardedProtocol", (Protocol,), {"may_serve": staticmethod(may_serve)}),
+            http=type(
+                "GuardedProtocol",
+                (Protocol,),
+                {"may_serve": staticmethod(may_serve), "after": staticmethod(engine.after)},
+            ),
             ws="none",
             lifespan="off",
             loop="none",

@@ -11,12 +11,13 @@ remembered: its answer is kept on disk for a day.
 """
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 
 from runstate import wire
+from runstated.clock import Timer
 from runstated.http.errors import OTHER_REQUEST, ApiError
 from runstated.http.gateway import Door, Gateway, Pending, checked
 from runstated.http.names import from_id, to_id
@@ -24,8 +25,8 @@ from runstated.store.tx import Access
 
 Wanted = wire.LimitsTake | wire.SlotsAcquire
 CLAIM_MS = 10_000
-UNREAD_S = 30.0
-REMEMBERED_S = 60.0
+UNREAD_MS = 30_000
+REMEMBERED_MS = 60_000
 
 
 def slots_wanted(run: str, pool: str, units: int) -> wire.SlotsAcquire:
@@ -79,7 +80,7 @@ class Waiter:
     state: str = "WAITING"
     token: int = 0
     secret: str = ""
-    timer: asyncio.TimerHandle | None = field(default=None)
+    timer: Timer | None = field(default=None)
 
 
 class Waiters:
@@ -169,7 +170,7 @@ class Waiters:
     def _look_after(self, waiter: Waiter) -> None:
         """Somebody has just asked for it."""
         if waiter.needs_reading and waiter.state == "WAITING":
-            self._in(waiter, UNREAD_S, self._unread)
+            self._in(waiter, UNREAD_MS, self._unread)
 
     def _unread(self, waiter: Waiter) -> None:
         if waiter.state == "WAITING":
@@ -178,9 +179,9 @@ class Waiters:
             self._forget_later(waiter)
 
     def _forget_later(self, waiter: Waiter) -> None:
-        self._in(waiter, REMEMBERED_S, lambda gone: self._waiters.pop((gone.access, gone.id), None))
+        self._in(waiter, REMEMBERED_MS, lambda gone: self._waiters.pop((gone.access, gone.id), None))
 
-    def _in(self, waiter: Waiter, seconds: float, work: Any) -> None:
+    def _in(self, waiter: Waiter, ms: int, work: Callable[[Waiter], object]) -> None:
         if waiter.timer is not None:
             waiter.timer.cancel()
-        waiter.timer = asyncio.get_running_loop().call_later(seconds, work, waiter)
+        waiter.timer = self._gateway.engine.after(ms, lambda: work(waiter))

@@ -78,12 +78,41 @@ def test_a_lease_outlives_a_suspend_of_the_machine(h: Harness, a: Client, run: s
 
 def test_a_lease_outlives_a_daemon_that_was_stopped(h: Harness, a: Client, run: str) -> None:
     beaten, silent, longer = hold(a, run, "1"), hold(a, run, "2"), hold(a, run, "3", LEASE_MS + 10_000)
+    h.pass_ms(1_000)
     h.stall(10 * LEASE_MS, arrived=lambda: a.beat(beaten))
+    h.pass_ms(LEASE_MS - 1_001)
+    assert list(h.memory.holds) == [beaten, silent, longer], "what was overslept is no silence"
+    h.pass_ms(1)
     assert [push.token for push in a.told(wire.LeaseLost)] == [silent]
-    h.pass_ms(9_000)
-    assert list(h.memory.holds) == [beaten, longer], "what was overslept is no silence"
-    h.pass_ms(LEASE_MS)
+    h.pass_ms(10_000)
     assert not h.memory.holds
+
+
+@pytest.mark.parametrize("before_ms", [0, 1, LEASE_MS // 3, LEASE_MS - 1])
+def test_after_a_sleep_every_lease_has_the_time_for_a_beat(h: Harness, a: Client, run: str, before_ms: int) -> None:
+    """Whoever was frozen with the daemon has not beaten yet, however little of its lease was left."""
+    token = hold(a, run)
+    h.pass_ms(before_ms)
+    h.stall(10 * LEASE_MS)
+    h.pass_ms(LEASE_MS // 3)
+    assert a.beat(token) == [True]
+    h.pass_ms(LEASE_MS - 1)
+    assert list(h.memory.holds) == [token]
+    h.pass_ms(1)
+    assert not h.memory.holds, "one beat of grace, not more"
+
+
+def test_a_wait_keeps_the_time_that_the_daemon_slept(h: Harness, a: Client, run: str) -> None:
+    b = h.session("b")
+    hold(a, run, lease_ms=wire.LEASE_MS_MAX)
+    for slept_before_ms in (0, 500, 3_999):
+        waits = b.waits(wire.OnceAcquire(run=run, key="k", wait_ms=4_000))
+        h.pass_ms(slept_before_ms)
+        h.stall(6_000)
+        h.pass_ms(4_000 - slept_before_ms - 1)
+        assert waits.reply is None
+        h.pass_ms(1)
+        assert waits.reply == wire.OnceHeld()
 
 
 def test_a_lease_stands_while_writes_fail(h: Harness, a: Client, run: str) -> None:

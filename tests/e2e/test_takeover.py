@@ -152,7 +152,7 @@ def test_what_the_end_of_a_lease_means(daemon: Daemon) -> None:
     assert daemon.rows("SELECT state, attempt, result FROM jobs") == [("succeeded", 2, "2")]
 
 
-def test_nobody_loses_anything_while_the_daemon_itself_is_stopped(daemon: Daemon) -> None:
+def test_nobody_loses_anything_while_the_daemon_is_stopped_alone_or_with_others(daemon: Daemon) -> None:
     holder = daemon.program(
         """
 @runstate.once(lease="5s")
@@ -175,10 +175,28 @@ runstate.serve()
     holder.expect("works")
     worker.expect("handles")
     waiter = daemon.program(QUICK, "acme")
-    daemon.waits(3 - 1)
+    inside = daemon.program("""
+with runstate.slots("s", max=1, lease="5s"):
+    say("inside"); hear()
+    say(runstate.context().signal.is_set())
+""")
+    inside.expect("inside")
+    before_us = daemon.program("""
+with runstate.slots("s", timeout="5s"):
+    say("in turn")
+""")
+    daemon.waits(3)
+    frozen = (holder, waiter, inside, before_us)  # the worker and the producer are not
     daemon.pause()
-    time.sleep(7)  # the length of the stop is what is tested: longer than the shortest lease
+    for program in frozen:
+        os.kill(program.pid, signal.SIGSTOP)
+    time.sleep(7)  # the length of the stop is what is tested: longer than the shortest lease, and than the wait
     daemon.go_on()
+    for program in frozen:
+        os.kill(program.pid, signal.SIGCONT)
+    inside.say()
+    assert inside.ends_well() == ["False"]
+    assert before_us.ends_well() == ["in turn"]
     before = time.monotonic()
     eventually(lambda: len(daemon.holdings()) == 2 or time.monotonic() > before + 1)
     holder.say()

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runstated import clock as clock_module
-from runstated.clock import LATE_MS, Alarm, Clock, SteadyAlarm, WallAlarm
+from runstated.clock import ASLEEP_MS, Alarm, Clock, LeaseAlarm, Timers, WallAlarm
 from tests.clock import ManualClock
 
 PATIENCE_S = 30
@@ -143,24 +143,43 @@ def test_a_lease_time_already_told_stays_and_the_clock_stands_until_it_has_caugh
     assert clock.lease_ms() == told + 1
 
 
+def test_what_was_slept_is_taken_out_from_the_last_look_on(clock: ManualClock) -> None:
+    lease = clock.lease_ms()
+    assert clock.woke_ms() == -1
+    clock.pass_ms(100)
+    clock.stall(10_000)
+    assert clock.lease_ms() == clock.lease_ms() == clock.woke_ms() == lease + 100
+    clock.pass_ms(7)
+    assert (clock.lease_ms(), clock.woke_ms()) == (lease + 107, lease + 100)
+
+
 def test_one_pause_that_two_observers_report_is_taken_out_once(clock: ManualClock) -> None:
     lease = clock.lease_ms()
-    planned = clock.steady_ms() + 1_000
     clock.stall(10_000)
-    assert clock.late(planned) == 9_000 - LATE_MS
-    assert clock.late(planned) == 0
+    assert clock.lease_ms() == lease
     clock.pass_ms(100)
-    assert clock.skip(10_100) == 100 + 1_000 + LATE_MS
+    assert clock.skip(10_100) == 100
     assert clock.lease_ms() == lease
 
 
-def test_a_timer_that_is_a_little_late_takes_nothing_out(clock: ManualClock) -> None:
-    planned = clock.steady_ms()
-    clock.pass_ms(LATE_MS)
-    assert clock.late(planned) == 0
-    assert clock.late(planned + 500) == 0
-    clock.pass_ms(1)
-    assert clock.late(planned) == 1
+def test_a_look_that_is_a_little_late_takes_nothing_out(clock: ManualClock) -> None:
+    lease = clock.lease_ms()
+    clock.stall(ASLEEP_MS)
+    assert clock.lease_ms() == lease + ASLEEP_MS
+    assert clock.woke_ms() == -1
+
+
+def test_where_nothing_is_pending_nobody_had_to_look(clock: ManualClock) -> None:
+    lease = clock.lease_ms()
+    clock.pending(-1)
+    clock.stall(60_000)
+    assert clock.lease_ms() == lease + 60_000
+    clock.stall(60_000)
+    clock.pending(1)
+    assert clock.lease_ms() == lease + 120_000
+    clock.stall(60_000)
+    assert clock.lease_ms() == lease + 120_000
+    assert clock.woke_ms() == lease + 120_000
 
 
 def test_the_lease_clock_stands_while_it_is_frozen_and_goes_on_from_there(clock: ManualClock) -> None:
@@ -192,25 +211,10 @@ def test_a_pause_while_the_clock_is_frozen_is_not_taken_out_twice(clock: ManualC
     lease = clock.lease_ms()
     clock.pass_ms(1_000)
     clock.freeze()
-    planned = clock.steady_ms()
     clock.stall(10_000)
-    clock.late(planned)
     clock.thaw()
     clock.skip(500)
     assert clock.lease_ms() == lease + 1_000
-
-
-def test_a_lease_deadline_is_planned_in_steady_time_around_what_was_taken_out(clock: ManualClock) -> None:
-    clock.pass_ms(3_000)
-    clock.skip(2_000)
-    due = clock.lease_ms() + 500
-    clock.freeze()
-    clock.pass_ms(250)
-    clock.thaw()
-    clock.pass_ms(clock.steady_at(due) - clock.steady_ms() - 1)
-    assert clock.lease_ms() == due - 1
-    clock.pass_ms(1)
-    assert clock.lease_ms() == due
 
 
 @settings(deadline=None)
@@ -248,54 +252,77 @@ def test_the_lease_clock_is_the_count_of_steady_milliseconds_that_nobody_took_ou
 # Alarms on real loops
 
 
-def test_a_steady_alarm_rings_at_its_time_and_says_what_was_planned(loop: asyncio.AbstractEventLoop) -> None:
-    clock = Clock()
-
-    async def story() -> None:
-        rung: asyncio.Future[tuple[int, int]] = loop.create_future()
-        alarm = SteadyAlarm(loop, clock, lambda planned: rung.set_result((planned, clock.steady_ms())))
-        at = clock.steady_ms() + 40
-        alarm.arm(at)
-        alarm.arm(at)
-        planned, now = await rung
-        assert planned == at
-        assert now >= at
-
-    run(loop, story())
-
-
-def test_a_steady_alarm_armed_for_the_past_is_not_late(loop: asyncio.AbstractEventLoop) -> None:
+def test_a_lease_alarm_rings_at_its_time(loop: asyncio.AbstractEventLoop) -> None:
     clock = Clock()
 
     async def story() -> None:
         rung: asyncio.Future[int] = loop.create_future()
-        armed_at = clock.steady_ms()
-        SteadyAlarm(loop, clock, rung.set_result).arm(armed_at - 60_000)
-        assert await rung >= armed_at
+        alarm = LeaseAlarm(loop, clock, lambda: rung.set_result(clock.lease_ms()))
+        at = clock.lease_ms() + 40
+        alarm.arm(at)
+        alarm.arm(at)
+        assert await rung >= at
+        assert clock._pending == 0
 
     run(loop, story())
 
 
-def test_a_blocked_loop_makes_the_alarm_late_and_the_lease_clock_leaves_the_time_out(
-    loop: asyncio.AbstractEventLoop,
-) -> None:
+def test_a_lease_alarm_armed_for_the_past_rings_at_once(loop: asyncio.AbstractEventLoop) -> None:
     clock = Clock()
 
     async def story() -> None:
-        skipped: asyncio.Future[int] = loop.create_future()
-        alarm = SteadyAlarm(loop, clock, lambda planned: skipped.set_result(clock.late(planned)))
-        started, steady = clock.lease_ms(), clock.steady_ms()
-        alarm.arm(clock.steady_ms() + 10)
-        busy_until = clock.steady_ms() + 10 + LATE_MS + 150
-        while clock.steady_ms() < busy_until:
-            pass
-        assert await skipped >= 150
-        assert clock.lease_ms() - started <= clock.steady_ms() - steady - skipped.result() + 1
+        rung = asyncio.Event()
+        LeaseAlarm(loop, clock, rung.set).arm(clock.lease_ms() - 60_000)
+        await rung.wait()
+        assert clock.woke_ms() == -1
 
     run(loop, story())
 
 
-@pytest.mark.parametrize("kind", ["steady", "wall", "wall without timerfd"])
+def test_a_blocked_loop_has_slept_while_an_alarm_is_armed(
+    loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clock_module, "PULSE_MS", 20)
+    monkeypatch.setattr(clock_module, "ASLEEP_MS", 60)
+    clock = Clock()
+
+    async def story() -> None:
+        rung = asyncio.Event()
+        started, steady = clock.lease_ms(), clock.steady_ms()
+        LeaseAlarm(loop, clock, rung.set).arm(started + 100)
+        await asyncio.sleep(0.05)
+        busy_until = clock.steady_ms() + 300
+        while clock.steady_ms() < busy_until:
+            pass
+        await rung.wait()
+        assert clock.steady_ms() - steady >= 350
+        assert clock.woke_ms() < started + 100, "it slept before its time had come, and that time is not lost"
+        assert clock.lease_ms() - started <= clock.steady_ms() - steady - 250
+
+    run(loop, story())
+
+
+def test_timers_ring_in_order_and_not_when_they_are_cancelled(clock: ManualClock) -> None:
+    loop = asyncio.new_event_loop()
+    timers = Timers(loop, clock)
+    rung: list[int] = []
+    kept = [timers.after(ms, lambda ms=ms: rung.append(ms)) for ms in (300, 100, 200)]
+    dropped = [timers.after(ms, lambda: rung.append(0)) for ms in range(50, 450)]
+    for timer in dropped:
+        timer.cancel()
+        timer.cancel()
+    assert len(timers._due) <= 2 * len(kept), "what was cancelled leaves nothing behind"
+    clock.pass_ms(250)
+    assert rung == [100, 200]
+    kept[0].cancel()
+    clock.pass_ms(250)
+    assert rung == [100, 200]
+    assert clock.next_alarm_ms() is None
+    timers.close()
+    loop.close()
+
+
+@pytest.mark.parametrize("kind", ["lease", "wall", "wall without timerfd"])
 def test_an_alarm_rings_once_per_arming_and_can_be_moved_and_taken_back(
     loop: asyncio.AbstractEventLoop, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -307,14 +334,14 @@ def test_an_alarm_rings_once_per_arming_and_can_be_moved_and_taken_back(
         rings: list[int] = []
         rung = asyncio.Event()
 
-        def on_due(planned: int = 0) -> None:
+        def on_due() -> None:
             rings.append(now())
             rung.set()
 
         alarm: Alarm
         now: Callable[[], int]
-        if kind == "steady":
-            alarm, now = clock.steady_alarm(loop, on_due), clock.steady_ms
+        if kind == "lease":
+            alarm, now = clock.lease_alarm(loop, on_due), clock.lease_ms
         else:
             alarm, now = clock.wall_alarm(loop, on_due), clock.wall_ms
 
@@ -369,13 +396,14 @@ def test_a_wall_alarm_takes_any_time(loop: asyncio.AbstractEventLoop, at: int) -
 
 @needs_timerfd
 def test_alarms_that_are_not_armed_or_not_due_do_not_wake_the_loop(loop: asyncio.AbstractEventLoop) -> None:
+    """But for the pulse of one that is armed on the lease clock."""
     clock = Clock()
 
     async def arm() -> list[Alarm]:
         alarms = [clock.wall_alarm(loop, lambda: rung.append(0)), clock.wall_alarm(loop, lambda: rung.append(0))]
-        alarms += [clock.steady_alarm(loop, rung.append), clock.steady_alarm(loop, rung.append)]
+        alarms += [clock.lease_alarm(loop, lambda: rung.append(0)), clock.lease_alarm(loop, lambda: rung.append(0))]
         alarms[1].arm(clock.wall_ms() + 3_600_000)
-        alarms[3].arm(clock.steady_ms() + 3_600_000)
+        alarms[3].arm(clock.lease_ms() + 3_600_000)
         return alarms
 
     rung: list[object] = []
@@ -530,38 +558,41 @@ def refuse_timerfd(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
 
 def test_manual_time_rings_every_alarm_on_its_way_at_its_moment(clock: ManualClock) -> None:
     loop = asyncio.new_event_loop()
-    rings: list[tuple[str, int, int]] = []
+    rings: list[tuple[str, int]] = []
     start, wall = clock.steady_ms(), clock.wall_ms()
 
-    def again(planned: int) -> None:
-        rings.append(("steady", planned - start, clock.steady_ms() - start))
+    def again() -> None:
+        rings.append(("lease", clock.steady_ms() - start))
         if len(rings) < 4:
-            steady.arm(planned + 100)
+            lease.arm(clock.lease_ms() + 100)
 
-    steady = clock.steady_alarm(loop, again)
-    by_wall = clock.wall_alarm(loop, lambda: rings.append(("wall", 0, clock.steady_ms() - start)))
-    steady.arm(start + 100)
+    lease = clock.lease_alarm(loop, again)
+    by_wall = clock.wall_alarm(loop, lambda: rings.append(("wall", clock.steady_ms() - start)))
+    lease.arm(clock.lease_ms() + 100)
     by_wall.arm(wall + 150)
     assert clock.next_alarm_ms() == 100
     clock.pass_ms(1_000)
-    assert rings == [("steady", 100, 100), ("wall", 0, 150), ("steady", 200, 200), ("steady", 300, 300)]
+    assert rings == [("lease", 100), ("wall", 150), ("lease", 200), ("lease", 300)]
     assert clock.next_alarm_ms() is None
     assert clock.steady_ms() - start == clock.wall_ms() - wall == 1_000
     loop.close()
 
 
-def test_a_manual_stall_rings_late_and_a_manual_suspend_rings_only_the_wall_alarms(clock: ManualClock) -> None:
+def test_a_manual_stall_is_no_lease_time_and_a_manual_suspend_rings_only_the_wall_alarms(clock: ManualClock) -> None:
     loop = asyncio.new_event_loop()
-    late: list[int] = []
+    rung: list[int] = []
     looks: list[int] = []
-    steady = clock.steady_alarm(loop, lambda planned: late.append(clock.steady_ms() - planned))
+    start = clock.steady_ms()
+    lease = clock.lease_alarm(loop, lambda: rung.append(clock.steady_ms() - start))
     wall = clock.wall_alarm(loop, lambda: looks.append(clock.wall_ms()))
-    steady.arm(clock.steady_ms() + 1_000)
+    lease.arm(clock.lease_ms() + 1_000)
     wall.arm(clock.wall_ms() + 86_400_000)
     clock.suspend(5_000)
-    assert (late, len(looks)) == ([], 1)
+    assert (rung, len(looks)) == ([], 1)
     clock.stall(5_000)
-    assert late == [4_000]
+    assert rung == []
+    clock.pass_ms(1_000)
+    assert rung == [6_000]
     clock.jump_wall(-5_000)
     assert len(looks) == 1
     loop.close()

@@ -178,6 +178,7 @@ def test_a_batch_takes_no_more_than_its_bound_and_what_is_left_keeps_its_order(
 ) -> None:
     batches = spy(monkeypatch)
     monkeypatch.setattr(engine, "BATCH_REQUESTS_MAX", 4)
+    monkeypatch.setattr(batch, "BATCH_VERBS_MS", 60_000)
 
     async def story() -> None:
         async with life(tmp_path / "db") as it:
@@ -228,12 +229,12 @@ def test_a_long_batch_is_taken_out_of_the_lease_clock(tmp_path: Path, monkeypatc
             async with Stopped(it):
                 key = it.submit("a", wire.RunsJoin(name="job"))
                 await asyncio.sleep(0)
-                it.clock._move(5_000)
+                it.clock.pass_ms(5_000)
             await it.answer(key)
             await it.engine.settle()
             told = it.clock.lease_ms()
             assert told <= before + 5_000
-            it.clock._move(5_000)
+            it.clock.pass_ms(5_000)
             assert it.clock.lease_ms() == before + 5_000, "it stood until what it had told was true"
 
     play(story())
@@ -644,7 +645,7 @@ def test_deadlines_ring_the_wall_alarm(tmp_path: Path) -> None:
     play(story())
 
 
-def test_a_stopped_daemon_reads_what_has_arrived_before_leases_lapse(tmp_path: Path) -> None:
+def test_what_has_arrived_is_read_before_leases_lapse(tmp_path: Path) -> None:
     async def story() -> None:
         async with life(tmp_path / "db") as it:
             await it.session("a")
@@ -655,7 +656,7 @@ def test_a_stopped_daemon_reads_what_has_arrived_before_leases_lapse(tmp_path: P
             ours, theirs = socket.socketpair()
             loop.add_reader(ours, lambda: (ours.recv(1), it.engine.beat("a", tokens[:1])))
             theirs.send(b"b")
-            it.clock.stall(10 * LEASE_MS)
+            it.clock.pass_ms(LEASE_MS)
             assert not it.engine._tick_wanted, "the sockets come first"
             await asyncio.sleep(0)
             for _ in range(4):
@@ -665,6 +666,29 @@ def test_a_stopped_daemon_reads_what_has_arrived_before_leases_lapse(tmp_path: P
             loop.remove_reader(ours)
             ours.close()
             theirs.close()
+
+    play(story())
+
+
+def test_a_request_that_is_read_before_the_alarm_rings_ends_no_lease_after_a_sleep(tmp_path: Path) -> None:
+    """Whoever looks at the lease clock first after a sleep takes it out, or it would have told a time too late."""
+
+    async def story() -> None:
+        async with life(tmp_path / "db") as it:
+            await it.session("a")
+            await it.session("b")
+            run = await it.run_id()
+            token = (await it.ask("a", acquire(run))).token
+            waits = it.submit("b", acquire(run, wait_ms=4_000))
+            await it.engine.settle()
+            it.clock._move(10 * LEASE_MS)  # and no alarm has rung yet
+            await it.ask("b", wire.RunsJoin(name="other"))
+            it.engine._want_tick()
+            await it.pass_ms(3_999)
+            assert list(it.engine.memory.holds) == [token]
+            assert waits not in it.out.replies
+            await it.pass_ms(1)
+            assert await it.answer(waits) == wire.OnceHeld()
 
     play(story())
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,9 +12,9 @@ from runstated.access import OWNER
 from runstated.batch import Opened
 from runstated.domain import sessions as rows
 from runstated.sessions import Origin, Sessions, Transport
-from tests.engines import PATIENCE_S, Life, life, play
+from tests.engines import Life, life, play
 
-RESUME_MS = 20
+RESUME_MS, REMOTE_RESUME_MS = 5_000, 30_000
 LEASE_MS = 30_000
 HELLO = 1_000_000  # the id of that request: one that no other has
 
@@ -35,6 +33,7 @@ class Line:
 @pytest.fixture(autouse=True)
 def times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions, "RESUME_MS", RESUME_MS)
+    monkeypatch.setattr(sessions, "REMOTE_RESUME_MS", REMOTE_RESUME_MS)
     monkeypatch.setattr(sessions, "OPENING_MS", 600_000)  # so that only those who are waited for open the lines
 
 
@@ -58,14 +57,6 @@ async def connect(it: Life, of: Sessions, over: Transport) -> Line:
     return line
 
 
-async def until(there: Callable[[], bool]) -> None:
-    async def wait() -> None:
-        while not there():  # noqa: ASYNC110 (what is looked at sets no event)
-            await asyncio.sleep(RESUME_MS / 1000)
-
-    await asyncio.wait_for(wait(), PATIENCE_S)
-
-
 def acquire(run: str, wait_ms: int | None = None) -> wire.OnceAcquire:
     return wire.OnceAcquire(run=run, key="k", lease_ms=LEASE_MS, wait_ms=wait_ms)
 
@@ -76,12 +67,15 @@ def test_a_remote_session_that_is_away_and_holds_nothing_ends(tmp_path: Path, ov
         async with life(tmp_path / "db") as it:
             of = known(it)
             line = await connect(it, of, over)
-            await asyncio.sleep(3 * RESUME_MS / 1000)
+            await it.pass_ms(3 * RESUME_MS)
             assert of.is_connected(named(over)), "who is connected may be idle"
             of.lost(named(over), line)
+            if over == "tcp":
+                await it.pass_ms(REMOTE_RESUME_MS - 1)
+                assert len(of) == 1, "it may wait for what others do, and come back"
             assert len(of) == 1
-            await until(lambda: len(of) == 0)
-            await it.engine.settle()
+            await it.pass_ms(2 * RESUME_MS)
+            assert len(of) == 0
             assert not it.engine.memory.sessions
             of.drain()
 
@@ -96,12 +90,12 @@ def test_a_remote_session_that_is_away_stays_for_as_long_as_it_holds_something(t
             run = await it.run_id(named("tcp"))
             await it.ask(named("tcp"), acquire(run))
             of.lost(named("tcp"), line)
-            await asyncio.sleep(5 * RESUME_MS / 1000)
+            await it.pass_ms(5 * RESUME_MS)
             assert len(of) == 1
             assert len(it.engine.memory.holds) == 1
             await it.pass_ms(LEASE_MS)
-            await until(lambda: len(of) == 0)
-            await it.engine.settle()
+            await it.pass_ms(2 * RESUME_MS)
+            assert len(of) == 0
             assert not it.engine.memory.holds
             of.drain()
 
@@ -130,13 +124,13 @@ def test_nobody_waits_for_an_http_session_after_a_restart_and_it_keeps_its_lease
                 "the lines are open, the key held"
             )
             waits = it.submit(named("unix"), acquire(run))
-            await asyncio.sleep(5 * RESUME_MS / 1000)
             await it.pass_ms(LEASE_MS - 1)
             assert waits not in it.out.replies
             assert of.row(named("http")) is not None
             await it.pass_ms(1)
             assert isinstance(await it.answer(waits), wire.OnceGranted)
-            await until(lambda: of.row(named("http")) is None)
+            await it.pass_ms(2 * RESUME_MS)
+            assert of.row(named("http")) is None
             of.drain()
 
     play(story())
@@ -156,6 +150,50 @@ def test_the_lines_wait_for_a_tcp_session_after_a_restart(tmp_path: Path) -> Non
             assert asked not in it.out.replies
             await connect(it, of, "tcp")
             assert await it.answer(asked) == wire.OnceHeld()
+            of.drain()
+
+    play(story())
+
+
+@pytest.mark.parametrize("over", ["unix", "tcp"])
+def test_who_slept_while_it_was_away_has_the_whole_time_to_come_back(tmp_path: Path, over: Transport) -> None:
+    """The daemon is frozen, and its clients with it, a moment before the time is over."""
+    time_ms = RESUME_MS if over == "unix" else REMOTE_RESUME_MS
+
+    async def story() -> None:
+        async with life(tmp_path / "db") as it:
+            of = known(it)
+            of.lost(named(over), await connect(it, of, over))
+            await it.pass_ms(time_ms - 1)
+            it.clock.stall(600_000)
+            await it.pass_ms(time_ms - 1)
+            assert len(of) == 1
+            await connect(it, of, over)
+            await it.pass_ms(2 * time_ms)
+            assert len(of) == 1
+            of.drain()
+
+    play(story())
+
+
+def test_the_lines_wait_for_who_slept_with_the_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "OPENING_MS", 2_000)
+
+    async def story() -> None:
+        async with life(tmp_path / "db") as it:
+            run = await left_by(it, "tcp")
+        async with life(tmp_path / "db") as it:
+            of = known(it)
+            await of.restore(it.engine.known)
+            of.listening()
+            await connect(it, of, "unix")
+            asked = it.submit(named("unix"), acquire(run, wait_ms=0))
+            await it.pass_ms(1_999)
+            it.clock.stall(600_000)
+            await it.pass_ms(1_999)
+            assert asked not in it.out.replies
+            await it.pass_ms(2_000)
+            assert asked in it.out.replies
             of.drain()
 
     play(story())
