@@ -26,9 +26,10 @@ from runstated.domain import keys, leases, runs, sessions
 from runstated.keyring import Keyring
 from runstated.lines import Memory
 from runstated.pressure import Pressure
-from runstated.settings import BATCH_REQUESTS_MAX, WAL_CHECKPOINT_BYTES
-from runstated.store.sqlite import Store
+from runstated.settings import BATCH_REQUESTS_MAX
+from runstated.store.sqlite import Store, is_full
 from runstated.store.tx import Access, Caller, Tx
+from runstated.upkeep import Upkeep
 from runstated.waits import CallKey, Opening, Settled
 
 log = logging.getLogger(__name__)
@@ -71,9 +72,9 @@ class Engine:
         self._arrivals = Arrivals(self.pressure)
         self._alone: list[list[Entry]] = []  # batches to run again by themselves
         self._retry_timer: asyncio.TimerHandle | None = None
-        self._told_of_trouble = False
+        self._told_of_trouble = self._made_room = False
         self._quiet_until_ms = clock.steady_ms()
-        self._checkpointing = False
+        self._upkeep = Upkeep(store, self._spawn)
         self._looks: list[Callable[[], None]] = []  # for when no batch changes the memory
         self._tick_wanted = False
         self._unknown_beats: list[tuple[str, int]] = []
@@ -251,8 +252,10 @@ class Engine:
         except sqlite3.Error as error:  # the file could not be opened again
             await self._lost(entries, Lost(None, error))
         else:
+            self._made_room = False
             self._tick_wanted |= self._arrivals.was_run(entries, done)
             self._committed()
+            await self._upkeep.after_batch(has_ticked=any(isinstance(entry, Tick) for entry in entries))
         finally:
             self._in_flight = False
             looks, self._looks = self._looks, []
@@ -282,9 +285,6 @@ class Engine:
             self._push(session, push)
         for calls, reply in replies:
             self._send(calls, faults.encode(reply))
-        if not self._checkpointing and self.store.wal_bytes() > WAL_CHECKPOINT_BYTES:
-            self._checkpointing = True
-            self._spawn(self._checkpoint())
         if self.trouble is not None:
             if self._told_of_trouble:
                 log.warning("writes work again")
@@ -297,7 +297,14 @@ class Engine:
                 self._retry_timer = None
 
     async def _lost(self, entries: list[Entry], lost: Lost) -> None:
-        """Nothing of the batch counts. Who is at fault is refused; the others are run again, or told to retry."""
+        """Nothing of the batch counts. Who is at fault is refused; the others are run again, or told to retry. When the
+        disk is full, all of it is tried once more after room was made."""
+        if lost.index is not None and is_full(lost.cause) and not self._made_room:
+            self._made_room = True
+            await self._upkeep.make_room()
+            self._alone.insert(0, entries)
+            return
+        self._made_room = False
         if self.trouble is None:
             self.clock.freeze()
             self._told_of_trouble = self.clock.steady_ms() >= self._quiet_until_ms
@@ -312,10 +319,12 @@ class Engine:
         else:
             # The outcome of a COMMIT that failed is unknown: the connection is given up, the callers may ask again, and
             # the memory is compared with the file before anything else.
+            await self.store.reopen()
+            if is_full(lost.cause):
+                await self._upkeep.make_room()
             self._refuse(entries, lost)
             self._arrivals.reread()
             self._cache = Cache()
-            await self.store.reopen()
 
     def _refuse(self, entries: list[Entry], lost: Lost) -> None:
         error = wire.encode(faults.unavailable(lost.cause, is_known=not lost.in_commit))
@@ -332,14 +341,6 @@ class Engine:
         """Tries whether the disk works again, with what was kept and all that has become due."""
         self._retry_timer = None
         self._want_tick()
-
-    async def _checkpoint(self) -> None:
-        try:
-            await self.store.checkpoint()
-        except sqlite3.Error as error:
-            log.warning("checkpoint failed: %s", error)
-        finally:
-            self._checkpointing = False
 
     # ------------------------------------------------------------------ reads
 

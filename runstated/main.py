@@ -131,11 +131,18 @@ def stop(**options: str | None) -> None:
     config = _load(options)
     try:
         paths.private_directory(config.state_dir, follow=True)
-        presence.mark_stopped(config.stopped)  # first: a client that loses its connection must not start another
+        _mark_stopped(config)  # first: a client that loses its connection must not start another
         stopped = _end(config)
     except OSError as error:
         _fail(f"cannot stop runstated: {error}")
     click.echo(f"runstated stopped (pid {stopped.pid})" if stopped else "runstated is not running")
+
+
+def _mark_stopped(config: Settings) -> None:
+    try:
+        presence.mark_stopped(config.stopped)
+    except OSError as error:  # on a full disk it must stop all the same
+        click.echo(f"runstated: clients may start it again: cannot write {config.stopped}: {error.strerror}", err=True)
 
 
 @cli.command()

@@ -9,6 +9,7 @@ insert with it. aiosqlite has no public call for "run this function on the conne
 import asyncio
 import logging
 import secrets
+import shutil
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,15 @@ from typing import Literal, TypeVar
 
 import aiosqlite
 
-from runstated.settings import WAL_CHECKPOINT_BYTES
+from runstated.settings import (
+    DISK_KEPT_BYTES,
+    PAGES_KEPT_MIN,
+    PAGES_KEPT_SHARE,
+    PAGES_SHRUNK,
+    WAL_BYTES_MIN,
+    WAL_CHECKPOINT_BYTES,
+    WAL_SHARE,
+)
 from runstated.store import schema
 
 log = logging.getLogger(__name__)
@@ -25,7 +34,8 @@ T = TypeVar("T")
 VERSION_MIN = (3, 35)  # RETURNING
 PAGES_CACHED_KIB = 16 * 1024
 CHECKED_PAGES_MAX = 8_192  # 32 MiB: a larger file is not checked whole at start, it would take seconds
-RESTART_MS = 50  # how long the writer waits for readers when the WAL is to start anew
+RESTART_MS = 10  # how long the writer waits for readers when the WAL is to start anew
+PAGES_MAX = 2**32 - 2  # SQLite's own
 BUSY_MS = 5_000  # nobody else writes; a backup may hold the file for a moment
 
 
@@ -44,6 +54,7 @@ class Store:
         self._reader: aiosqlite.Connection | None = None
         self._keeper: aiosqlite.Connection | None = None
         self._opening = asyncio.Lock()
+        self._is_bounded = False
 
     @classmethod
     async def open(cls, path: Path, sync: Literal["full", "normal"] = "full") -> "Store":
@@ -86,14 +97,59 @@ class Store:
         if writer is not None:
             await _close(writer)
 
-    async def checkpoint(self) -> None:
-        """Copies the WAL into the file, on a connection of its own, so that the writer goes on meanwhile.
+    async def checkpoint(self) -> bool:
+        """Copies the WAL into the file, on a connection of its own, so that the writer goes on meanwhile. False when
+        the WAL does not start anew, because somebody reads for longer than we wait.
 
         The WAL starts anew only when all of it was copied, and a busy writer is always a few pages ahead: so the
         writer itself copies those last few, which takes it no longer than a commit. That is what bounds the WAL.
         """
         await _on_thread(self._keeper, lambda connection: _checkpoint(connection, "PASSIVE"))
-        await self.write(_restart_log)
+        return await self.write(self._restart_log)
+
+    async def shrink(self) -> bool:
+        """Gives a few of the free pages back, if there are more than are kept; whether there are more to come. The file
+        itself gets smaller with the next checkpoint."""
+        return await self.write(_shrink)
+
+    def is_log_long(self) -> bool:
+        """Whether the WAL should be copied into the file: when that is worth it, and before it takes the room that the
+        copy needs."""
+        size = self.wal_bytes()
+        return size > WAL_BYTES_MIN and size > self._log_bytes_max()
+
+    def is_disk_small(self) -> bool:
+        """Whether the WAL has to be kept shorter than is best, for the room that is left."""
+        return self._log_bytes_max() < WAL_CHECKPOINT_BYTES
+
+    def _log_bytes_max(self) -> int:
+        room = free_bytes(self.path.parent) + self.wal_bytes()
+        return max(WAL_BYTES_MIN, min(WAL_CHECKPOINT_BYTES, room // WAL_SHARE))
+
+    def _restart_log(self, connection: sqlite3.Connection) -> bool:
+        # The WAL keeps its size, which is faster than to let it grow again; on a small disk a part of it, so that a
+        # restart, which deletes it, has room for its own.
+        kept = WAL_BYTES_MIN // 2 if self.is_disk_small() else WAL_CHECKPOINT_BYTES
+        connection.execute(f"PRAGMA journal_size_limit = {kept}").fetchone()
+        # Our own reads are over in milliseconds. Nobody waits for a backup that reads for longer: it is tried again.
+        connection.execute(f"PRAGMA busy_timeout = {RESTART_MS}")
+        try:
+            is_anew = _checkpoint(connection, "RESTART")
+        finally:
+            connection.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
+        self._bound(connection)
+        return is_anew
+
+    def _bound(self, connection: sqlite3.Connection) -> None:
+        """On a small disk the file may grow only as far as leaves room for the WAL, where each new page stands first:
+        so the copy always fits, SQLite refuses a statement instead of a COMMIT, and what needs no new page works on."""
+        pages, was_bounded, self._is_bounded = PAGES_MAX, self._is_bounded, self.is_disk_small()
+        if not self._is_bounded and not was_bounded:
+            return
+        if self._is_bounded:
+            growth = (free_bytes(self.path.parent) - DISK_KEPT_BYTES) // 2
+            pages = max(1, (self.database_bytes() + growth) // _pragma(connection, "page_size"))
+        connection.execute(f"PRAGMA max_page_count = {pages}").fetchone()  # SQLite takes no less than there are
 
     def wal_bytes(self) -> int:
         """Size of the WAL file."""
@@ -115,6 +171,8 @@ class Store:
             schema.identify(connection)  # before anything of it is changed
             _pragmas(connection)
             connection.execute(f"PRAGMA synchronous = {self.sync}")
+            self._is_bounded = False  # a new connection
+            self._bound(connection)
 
         self._writer = await _connect(self.path, settings)
 
@@ -180,17 +238,23 @@ def _keep(connection: sqlite3.Connection) -> None:
     connection.execute("PRAGMA wal_autocheckpoint = 0")
 
 
-def _checkpoint(connection: sqlite3.Connection, mode: str) -> None:
-    connection.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
+def _checkpoint(connection: sqlite3.Connection, mode: str) -> bool:
+    """Whether nobody was in the way."""
+    is_busy, _, _ = connection.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
+    return not is_busy
 
 
-def _restart_log(connection: sqlite3.Connection) -> None:
-    # Our own reads are over in milliseconds. For a backup that reads for longer nobody waits: it is tried again soon.
-    connection.execute(f"PRAGMA busy_timeout = {RESTART_MS}")
-    try:
-        _checkpoint(connection, "RESTART")
-    finally:
-        connection.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
+def _shrink(connection: sqlite3.Connection) -> bool:
+    kept = max(PAGES_KEPT_MIN, _pragma(connection, "page_count") // PAGES_KEPT_SHARE)
+    surplus = _pragma(connection, "freelist_count") - kept
+    if surplus > 0:
+        connection.execute(f"PRAGMA incremental_vacuum({min(surplus, PAGES_SHRUNK)})").fetchall()
+    return surplus > 0
+
+
+def _pragma(connection: sqlite3.Connection, name: str) -> int:
+    (value,) = connection.execute(f"PRAGMA {name}").fetchone()
+    return int(value)
 
 
 def _in_transaction(connection: sqlite3.Connection, function: Callable[[sqlite3.Connection], T]) -> T:
@@ -219,6 +283,16 @@ def _prepare(connection: sqlite3.Connection) -> str:
         )
     connection.execute("COMMIT")
     return name
+
+
+def is_full(error: sqlite3.Error) -> bool:
+    """Whether the disk has no room."""
+    return "disk is full" in str(error)  # its code is known from Python 3.11 on
+
+
+def free_bytes(directory: Path) -> int:
+    """The room that we may use on the disk of a directory."""
+    return shutil.disk_usage(directory).free
 
 
 def _size(path: Path) -> int:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import shutil
 import sqlite3
-import subprocess
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +17,7 @@ import pytest
 from runstate import wire
 from runstated import batch, engine
 from runstated.batch import Acked, Ask, Away, Cancelled, Ended, Entry, Lost, Reread
+from tests.disks import disk, fill_up
 from tests.engines import Life, life, play
 from tests.harness import Client, Harness, Request, nothing
 
@@ -536,14 +535,8 @@ def test_leases_stand_while_writes_fail(tmp_path: Path, quick: None, faulty_conn
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of two megabytes."""
-    directory = tmp_path / "disk"
-    directory.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(directory)]
-    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("no right to mount a file system")
-    yield directory
-    subprocess.run(["umount", "-l", str(directory)], check=True)
+    with disk(tmp_path / "disk", "4m") as directory:
+        yield directory
 
 
 def test_a_full_disk_refuses_writes_and_the_daemon_recovers_by_itself(
@@ -604,15 +597,6 @@ async def full_disk(life_: Life, fill: Callable[[], object], make_room: Callable
     assert (await life_.ask("a", send)).state == "ready"
     rows = await life_.engine.store.read(lambda c: c.execute("SELECT job FROM jobs ORDER BY age").fetchall())
     assert [job for (job,) in rows[:-1]] == sent
-
-
-def fill_up(path: Path) -> None:
-    with path.open("ab", buffering=0) as file:
-        try:
-            while file.write(b"x" * 4_096):
-                pass
-        except OSError:
-            return
 
 
 def make_room(*paths: Path) -> None:

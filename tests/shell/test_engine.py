@@ -693,28 +693,6 @@ def test_a_request_that_is_read_before_the_alarm_rings_ends_no_lease_after_a_sle
     play(story())
 
 
-def test_the_log_of_the_database_is_looked_at_after_every_batch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(engine, "WAL_CHECKPOINT_BYTES", 200 * 1024)
-
-    async def story() -> None:
-        async with life(tmp_path / "db") as it:
-            await it.session("a")
-            run = await it.run_id()
-            largest = 0
-            for number in range(60):
-                payload = '"' + "x" * 60_000 + '"'
-                await it.ask("a", wire.QueuesSend(run=run, queue="q", key=str(number), input=payload, attempts=3))
-                await it.engine.settle()
-                largest = max(largest, it.engine.store.wal_bytes())
-                await asyncio.gather(*it.engine._tasks)
-            assert largest < 1024 * 1024  # the schema alone takes half of it
-            assert it.engine.store.database_bytes() > 3 * 1024 * 1024
-
-    play(story())
-
-
 def test_a_tick_that_is_due_again_and_again_holds_up_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tidying after a large run goes on for a while, and each step may take longer than a batch is to take."""
 

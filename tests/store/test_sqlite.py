@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 import sqlite3
 import threading
 from collections.abc import Callable
@@ -289,6 +290,34 @@ def test_two_writes_after_a_lost_connection_open_one(tmp_path: Path) -> None:
     for thread in set(threading.enumerate()) - before:
         thread.join(30)  # its connection is closed: it is on its way out
         assert not thread.is_alive(), "a thread is left that would keep the process alive"
+
+
+# ------------------------------------------------------------------ free pages
+
+
+def leave_free_pages(connection: sqlite3.Connection) -> None:
+    """Some 2,000 of them."""
+    connection.execute("CREATE TABLE big (x)")
+    numbers = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 2000)"
+    connection.execute(f"{numbers} INSERT INTO big SELECT zeroblob(3900) FROM n")
+    connection.execute("DROP TABLE big")
+
+
+def test_free_pages_are_given_back_in_small_steps_but_for_some(tmp_path: Path) -> None:
+    async def run() -> None:
+        store = await Store.open(tmp_path / "db", "normal")
+        await store.write(leave_free_pages)
+        counts = [await store.write(pragma("freelist_count"))]
+        while await store.shrink():
+            counts.append(await store.write(pragma("freelist_count")))
+        assert counts[0] > 2_000
+        assert all(0 < before - after <= sqlite.PAGES_SHRUNK for before, after in itertools.pairwise(counts))
+        assert counts[-1] == sqlite.PAGES_KEPT_MIN
+        await store.checkpoint()
+        assert store.database_bytes() < 2 * sqlite.PAGES_KEPT_MIN * 4096
+        await store.close()
+
+    play(run())
 
 
 # ------------------------------------------------------------------ the log
