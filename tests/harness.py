@@ -11,6 +11,7 @@ A script reads like a story:
 
 from __future__ import annotations
 
+import functools
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -179,12 +180,22 @@ class Client:
         return [push for push in self.pushes if isinstance(push, kind)]
 
 
+@functools.cache
+def _new_database() -> sqlite3.Connection:
+    """What every new database is: copied, which takes a tenth of the time that its making does."""
+    connection = sqlite3.connect(":memory:", isolation_level=None, factory=Connection)
+    schema.migrate(connection)
+    return connection
+
+
 class Harness:
     """A daemon without an event loop."""
 
     def __init__(self, path: str | Path = ":memory:") -> None:
         self.clock = ManualClock()
         self.connection: Any = sqlite3.connect(path, isolation_level=None, cached_statements=512, factory=Connection)
+        if path == ":memory:":
+            _new_database().backup(self.connection)
         schema.migrate(self.connection)
         self.clients: dict[str, Client] = {}
         self.cache = Cache()

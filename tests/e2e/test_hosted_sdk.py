@@ -1,12 +1,12 @@
-"""The published SDK, unmodified, in an environment of its own (it has our import name), against the HTTP listener."""
+"""The published SDK, unmodified, in a Python without ours (it has our import name), against the HTTP listener."""
 
 from __future__ import annotations
 
 import json
 import subprocess
-import venv
+import sys
+import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -19,6 +19,7 @@ INSTALL_S = 300
 PROGRAM = """
 import os, threading, time
 import runstate
+assert os.path.dirname(os.path.dirname(runstate.__file__)) == os.environ["PYTHONPATH"], runstate.__file__
 from runstate import Runstate
 
 def caught(call, *args):
@@ -145,12 +146,13 @@ rs.serve(queues=[rs.queue("ours", lambda x: x * 2)])
 class Hosted:
     """A daemon with HTTP, and a Python that has the published SDK."""
 
-    def __init__(self, python: Path, daemon: Daemon) -> None:
-        self.python, self.daemon = python, daemon
+    def __init__(self, sdk: str, daemon: Daemon) -> None:
+        self.daemon = daemon
         made = daemon.python("-m", "runstate_cli", "keys", "create", "--json")
         assert made.returncode == 0, made.stderr
         self.environ = {
             "PATH": "/usr/bin:/bin",
+            "PYTHONPATH": sdk,
             "RUNSTATE_BASE_URL": f"http://{daemon.running().http.rpartition('/')[2]}",
             "RUNSTATE_API_KEY": json.loads(made.stdout)["secret"],
             "RUNSTATE_SPACE_ID": "default",
@@ -158,7 +160,7 @@ class Hosted:
 
     def start(self, program: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [str(self.python), "-c", program],
+            [sys.executable, "-S", "-c", program],
             env=self.environ,
             cwd=self.daemon.directory,
             stdout=subprocess.PIPE,
@@ -178,19 +180,27 @@ def ended(process: subprocess.Popen[str]) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def sdk(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interpreter of an environment with the published SDK."""
-    directory = tmp_path_factory.mktemp("sdk")
-    venv.create(directory, with_pip=True)
-    python = directory / "bin" / "python"
-    command = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", SDK]
-    installed = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_S)
-    assert installed.returncode == 0, installed.stderr
-    return python
+def sdk() -> Iterator[str]:
+    """Where the published SDK and all that it needs are: on a disk, as a file system in memory may refuse to run it."""
+    with tempfile.TemporaryDirectory() as directory:
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "-q",
+            "--disable-pip-version-check",
+            "--target",
+            directory,
+            SDK,
+        ]
+        installed = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_S)
+        assert installed.returncode == 0, installed.stderr
+        yield directory
 
 
 @pytest.fixture
-def hosted(sdk: Path, no_daemon: Daemon) -> Iterator[Hosted]:
+def hosted(sdk: str, no_daemon: Daemon) -> Iterator[Hosted]:
     no_daemon.environ["RUNSTATED_HTTP"] = "127.0.0.1:0"
     no_daemon.start()
     yield Hosted(sdk, no_daemon)
