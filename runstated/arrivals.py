@@ -8,13 +8,13 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 from itertools import chain, zip_longest
 
-from runstated.batch import Acked, Ask, Away, Cancelled, Ended, Entry, Opened, Reread, Tick
+from runstated.batch import Acked, Ask, Away, Cancelled, Ended, Entry, Nested, Opened, Reread, Tick
 from runstated.pressure import Pressure
 from runstated.waits import CallKey
 
 # What becomes of sessions keeps its order: one that has come and died must not be opened after its end.
 OF_A_SESSION = (Opened, Away, Ended)
-SENT = (Ask, Cancelled, Acked)  # what a client may send as much of as it likes: counted, see pressure.py
+SENT = (Ask, Cancelled, Nested, Acked)  # what a client may send as much of as it likes: counted, see pressure.py
 
 
 class Line:

@@ -99,6 +99,14 @@ class Cancelled:
 
 
 @dataclass(slots=True, eq=False)
+class Nested:
+    """A call is made inside of other holds from now on."""
+
+    session: str
+    request: wire.Nested
+
+
+@dataclass(slots=True, eq=False)
 class Acked:
     """Kept replies have arrived."""
 
@@ -116,7 +124,7 @@ class Reread:
     """The outcome of a COMMIT is not known."""
 
 
-Entry: TypeAlias = Ask | Opened | Ended | Away | Cancelled | Acked | Tick | Reread
+Entry: TypeAlias = Ask | Opened | Ended | Away | Cancelled | Nested | Acked | Tick | Reread
 
 
 # ---------------------------------------------------------------------------------------------------- the batch
@@ -251,20 +259,17 @@ class Executor:
             return
         if request.again:
             if ask.key in memory.calls:
-                return  # it still waits
+                self._nest(tx, ask.key, request)  # it still waits
+                return
             kept = replies.kept(tx, ask.key, request)
             if kept is not None:
                 memory.replies.append(([ask.key], kept))
                 return
         rank = 1
         if isinstance(request, wire.WaitingRequest) and (request.within or request.inherited):
-            # To name the holds of others must neither put a call before others nor make a circle with them.
-            within, inherited = (
-                tuple(token for token in named if memory.is_own(ask.session, token))
-                for named in (request.within, request.inherited)
-            )
-            rank = 0 if within or inherited else 1
-            request = msgspec.structs.replace(request, within=within, inherited=inherited)
+            inside = self._inside(ask.session, request)
+            request = msgspec.structs.replace(request, **inside)
+            rank = 0 if any(inside.values()) else 1
         tx.caller = Caller(ask.session, ask.access, ask.request_id, rank, ask.ticket)
         answer = dispatch.answer(tx, request)
         if isinstance(answer, Parked):
@@ -290,6 +295,21 @@ class Executor:
             self._park(tx, call)
         else:
             self._answer(tx, ask.key, request, answer)
+
+    def _inside(self, session: str, request: wire.WaitingRequest[Any] | wire.Nested) -> dict[str, tuple[int, ...]]:
+        """The holds that a call is made in. To name those of others must neither put it before others nor make a circle
+        with them."""
+        return {
+            name: tuple(token for token in getattr(request, name) if self.memory.is_own(session, token))
+            for name in ("within", "inherited")
+        }
+
+    def _nest(self, tx: Tx, key: CallKey, nested: wire.Request[Any]) -> None:
+        call = self.memory.calls.get(key)
+        if call is not None and isinstance(nested, wire.WaitingRequest | wire.Nested):
+            request = msgspec.structs.replace(call.request, **self._inside(key[0], nested))
+            if request != call.request:
+                self._guarded(tx, key, lambda: self._park(tx, replace(call, request=request)))
 
     def _answer(self, tx: Tx, key: CallKey, request: wire.Request[Any], answer: wire.Reply | Refusal) -> None:
         reply = answer.reply() if isinstance(answer, Refusal) else answer
@@ -409,12 +429,11 @@ class Executor:
             tx.woken += [line for call in calls for line in call.lines if line[0] not in HOLD_UP_NOBODY]
             if not entry.away:
                 memory.overtaken.update((call.key, None) for call in calls)
-                memory.suspects.update(
-                    (line, None) for call in calls for line in call.lines
-                )  # closed while it was away
         elif isinstance(entry, Cancelled):
             if memory.leave((entry.session, entry.request_id)) is None:
                 sessions.give_back(tx, entry.session, entry.request_id)
+        elif isinstance(entry, Nested):
+            self._nest(tx, (entry.session, entry.request.call), entry.request)
         elif isinstance(entry, Acked):
             replies.forget(tx, entry.session, entry.request_ids)
 

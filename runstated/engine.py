@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeVar
 from runstate import wire
 from runstated import dispatch, faults
 from runstated.arrivals import Arrivals
-from runstated.batch import Acked, Ask, Cancelled, Entry, Executor, Lost, Tick
+from runstated.batch import Acked, Ask, Cancelled, Entry, Executor, Lost, Nested, Tick
 from runstated.cache import Cache
 from runstated.clock import Clock, Timer, Timers
 from runstated.domain import keys, leases, runs, sessions
@@ -183,6 +183,10 @@ class Engine:
         """The caller of a request has gone."""
         self._arrivals.withdraw((session, request_id))
         self.submit(Cancelled(session, request_id))
+
+    def nest(self, session: str, request: wire.Nested) -> None:
+        """A call that may be waiting is made inside of other holds from now on."""
+        self.submit(Nested(session, request))
 
     def acknowledge(self, session: str, request_ids: tuple[int, ...]) -> None:
         """Kept replies have arrived."""

@@ -247,6 +247,8 @@ class Connection(asyncio.Protocol):
             self._engine.beat(self._session, request.tokens)
         elif isinstance(request, wire.Cancel):
             self._engine.cancel(self._session, request.call)
+        elif isinstance(request, wire.Nested):
+            self._engine.nest(self._session, request)
         elif isinstance(request, wire.Ack):
             self._engine.acknowledge(self._session, request.calls)
         elif isinstance(request, wire.Bye):
@@ -358,5 +360,5 @@ class Connection(asyncio.Protocol):
 
 REQUEST_ID_MAX = 2**63 - 1
 REMOTE = -1  # stands for the process of every client over TCP
-_OF_THE_CONNECTION = frozenset((wire.Hello, wire.Beat, wire.Cancel, wire.Ack, wire.Bye))
+_OF_THE_CONNECTION = frozenset((wire.Hello, wire.Beat, wire.Cancel, wire.Nested, wire.Ack, wire.Bye))
 _OK = wire.encode(wire.Ok())

@@ -63,6 +63,7 @@ REQUESTS: tuple[wire.Request[object], ...] = (
     wire.Bye(),
     wire.Ack(calls=(1, 2)),
     wire.Cancel(call=5),
+    wire.Nested(call=5, within=(1,), inherited=(2, 3)),
     wire.Beat(tokens=(1, 2)),
     wire.Release(token=3, secret="00c0ffee00c0ffee", again=True, keep=True),
     wire.Renew(token=3, secret="00c0ffee00c0ffee", lease_ms=5_000),

@@ -28,6 +28,7 @@ from .calls import Answer, Call, Gate, copied, future_waker, no_answer, patience
 from .greeting import Address
 from .holds import Heart, Holds
 from .inbox import Inbox, Runs
+from .nesting import Nesting
 from .signals import running_loop
 from .stream import Stream
 
@@ -75,6 +76,7 @@ class Connection:
         self._heart = Heart(self.holds, self._beat)
         self._inbox = Inbox(self._lock, self.holds, self.runs, self._heart.start, self._abandon)
         self._calls = self._inbox.calls
+        self._nesting = Nesting(self._calls, self._nested)
 
     # ------------------------------------------------------------------ calls
 
@@ -171,10 +173,11 @@ class Connection:
     ) -> Call:
         """``before``: the same request, tried before, whose outcome is not known."""
         self._check()
-        if before is None:
-            return Call(next(self._ids), request, wake, loop)
-        call = Call(before.request_id, request, wake, loop)
-        call.again, call.ticket = True, before.ticket
+        call = Call(next(self._ids) if before is None else before.request_id, request, wake, loop)
+        if before is not None:
+            call.again, call.ticket = True, before.ticket
+        if isinstance(request, wire.WaitingRequest) and request.inherited:
+            self._nesting.watch(call)
         return call
 
     def _check(self) -> None:
@@ -232,6 +235,12 @@ class Connection:
             if waiting is not None or in_doubt:
                 self._send_news(self._one_way(wire.Cancel(call=call.request_id)))
             self._wake_if_needed()
+
+    def _nested(self, request: wire.Nested) -> None:
+        """Lost with the connection: a call that is sent again says how it stands then."""
+        with self._lock:
+            if self._stream is not None and not self._stream.write(framing.pack(0, wire.encode(request))):
+                self._drop(self._stream)
 
     def _send_news(self, frame: bytes) -> None:
         """Sends what wants no answer, now or on the next connection (with the lock held)."""

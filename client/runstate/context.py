@@ -4,33 +4,39 @@ The frame follows contextvars: a task takes it along, a thread that the user sta
 nothing of its parent's, so there it has no context.
 
 What the code holds itself and what it has inherited are told apart. A task that was started inside of a hold may be
-awaited there or go on by itself: it need not end before the hold does, so to wait for that hold is no deadlock.
+awaited there or go on by itself: then it need not end before the hold does, so to wait for that hold is no deadlock.
+Whether it is awaited may change while it waits (see awaiting.py).
 """
 
 from __future__ import annotations
 
 import os
-import sys
 import threading
-import weakref
+from collections.abc import Callable
 from contextvars import ContextVar, Token
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from .signals import running_loop
+from . import awaiting
 
 if TYPE_CHECKING:
     from .results import RunContext
 
 
+Tokens: TypeAlias = "tuple[int, ...]"
+FLOWS_MAX = (
+    100  # that start each other inside of holds; what those before hold, who may have ended long ago, is left out
+)
+
+
 class Frame(NamedTuple):
     """``flow``: the task or thread that has entered it. ``within``: the tokens that this flow holds, outermost first;
-    ``inherited``: those of the flows that started it."""
+    ``around``: the flows that started it, outermost first, each with what it holds."""
 
     pid: int
     context: RunContext
     flow: object
-    within: tuple[int, ...]
-    inherited: tuple[int, ...]
+    within: Tokens
+    around: tuple[tuple[object, Tokens], ...]
 
 
 _frame: ContextVar[Frame | None] = ContextVar("runstate_frame", default=None)
@@ -48,35 +54,46 @@ def current() -> Frame | None:
     return frame if frame is not None and frame.pid == os.getpid() else None
 
 
-def within() -> tuple[int, ...]:
-    """The tokens that this task or thread holds, for requests that may wait."""
-    return _held()[0]
+def within() -> Tokens:
+    """The tokens that cannot be given back before this task or thread goes on, for requests that may wait."""
+    return standing()()[0]
 
 
-def inherited() -> tuple[int, ...]:
-    """The tokens held where this task or thread was started, for requests that may wait."""
-    return _held()[1]
+def inherited() -> Tokens:
+    """The other tokens held where this task or thread was started, for requests that may wait."""
+    return standing()()[1]
 
 
-def _held() -> tuple[tuple[int, ...], tuple[int, ...]]:
+def standing() -> Callable[[], tuple[Tokens, Tokens]]:
+    """What tells, now and later, in any thread, how the code here stands: ``within`` and ``inherited``."""
+    mine, around = _held()
+    if not around:
+        return lambda: (mine, ())
+    place = awaiting.here()
+
+    def look() -> tuple[Tokens, Tokens]:
+        waiting = awaiting.waiting_for(place, {flow for flow, _ in around if isinstance(flow, int)})
+        held = tuple(token for flow, tokens in around for token in tokens if flow in waiting)
+        return (*held, *mine), tuple(token for flow, tokens in around for token in tokens if flow not in waiting)
+
+    return look
+
+
+def _held() -> tuple[Tokens, tuple[tuple[object, Tokens], ...]]:
+    """What this flow holds, and what those around it do."""
     frame = current()
     if frame is None:
         return (), ()
-    if frame.flow in (threading.get_ident(), _flow()):  # a thread is blocked while a loop runs in it
-        return frame.within, frame.inherited
-    return (), (*frame.inherited, *frame.within)
-
-
-def _flow() -> object:
-    """The running task, else the thread."""
-    task = None if running_loop() is None else sys.modules["asyncio"].current_task()
-    return threading.get_ident() if task is None else weakref.ref(task)
+    if frame.flow in (threading.get_ident(), awaiting.flow()):  # a thread is blocked while a loop runs in it
+        return frame.within, frame.around
+    around = (*frame.around, (frame.flow, frame.within)) if frame.within else frame.around
+    return (), around[-FLOWS_MAX:]
 
 
 def enter(context: RunContext, token: int | None = None) -> Token[Frame | None]:
     """Makes ``context`` the innermost; ``leave`` takes it back."""
-    held, before = _held()
-    return _frame.set(Frame(os.getpid(), context, _flow(), held if token is None else (*held, token), before))
+    held, around = _held()
+    return _frame.set(Frame(os.getpid(), context, awaiting.flow(), held if token is None else (*held, token), around))
 
 
 def leave(entered: Token[Frame | None]) -> None:

@@ -186,6 +186,15 @@ class Cancel(Request[Ok], tag="cancel", frozen=True):
     call: int
 
 
+class Nested(Request[Ok], tag="nested", frozen=True):
+    """The request ``call``, which may be waiting, is made inside of these holds from now on: its caller has come to be
+    awaited in some of them, or is so no longer."""
+
+    call: int
+    within: tuple[Token, ...] = ()
+    inherited: tuple[Token, ...] = ()
+
+
 class Beat(Request[Ok], tag="beat", frozen=True):
     """Renews the leases of ``tokens``, and no others. A token that is no longer held is answered with ``LeaseLost``."""
 
@@ -1028,6 +1037,7 @@ AnyRequest = (
     | Bye
     | Ack
     | Cancel
+    | Nested
     | Beat
     | Release
     | Renew

@@ -6,9 +6,12 @@ import asyncio
 import os
 import sys
 import threading
+from collections.abc import Callable
+
+import pytest
 
 import runstate
-from runstate.context import context, current, enter, inherited, leave, within
+from runstate.context import context, current, enter, inherited, leave, standing, within
 from runstate.results import RunContext, RunInfo
 from runstate.signals import Signal
 
@@ -56,26 +59,56 @@ def test_tasks_take_it_along_and_threads_of_the_users_do_not() -> None:
     assert seen == [None]
 
 
-def test_what_a_task_was_started_in_is_inherited_and_what_it_holds_itself_is_not() -> None:
-    Held = tuple[tuple[int, ...], tuple[int, ...]]
+Held = tuple[tuple[int, ...], tuple[int, ...]]
 
-    async def task() -> tuple[Held, Held, Held]:
-        before = within(), inherited()
-        entered = enter(CONTEXT, 2)
+
+async def held_by_a_task(started: asyncio.Event, go_on: asyncio.Event) -> tuple[Held, Held]:
+    """What a task holds outside and inside of a hold of its own."""
+    started.set()
+    await go_on.wait()
+    before = within(), inherited()
+    entered = enter(CONTEXT, 2)
+    try:
+        return before, (within(), inherited())
+    finally:
+        leave(entered)
+
+
+@pytest.mark.parametrize("is_awaited", [False, True])
+def test_what_a_task_was_started_in_is_inherited_unless_it_is_awaited_there(is_awaited: bool) -> None:
+    async def main() -> tuple[Held, Held]:
+        entered = enter(CONTEXT, 1)
+        started, go_on, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        task = asyncio.create_task(held_by_a_task(started, go_on))
+        task.add_done_callback(lambda _: ended.set())
         try:
-            inside = within(), inherited()
-            return before, inside, await asyncio.to_thread(lambda: (within(), inherited()))
+            await started.wait()
+            go_on.set()
+            if not is_awaited:
+                await ended.wait()
+            return await task
         finally:
             leave(entered)
 
-    async def main() -> tuple[Held, Held, Held]:
+    expected = (((1,), ()), ((1, 2), ())) if is_awaited else (((), (1,)), ((2,), (1,)))
+    assert asyncio.run(main()) == expected
+
+
+def test_how_a_task_stands_is_told_later_too() -> None:
+    async def task() -> Callable[[], Held]:
+        look = standing()
+        assert look() == ((1,), ())
+        return look
+
+    async def main() -> None:
         entered = enter(CONTEXT, 1)
         try:
-            return await asyncio.create_task(task())
+            look = await asyncio.create_task(task())
+            assert look() == ((), (1,)), "nobody awaits a task that has ended"
         finally:
             leave(entered)
 
-    assert asyncio.run(main()) == (((), (1,)), ((2,), (1,)), ((), (1, 2)))
+    asyncio.run(main())
 
 
 def test_a_thread_that_runs_a_loop_holds_on_to_what_it_holds() -> None:

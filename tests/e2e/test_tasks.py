@@ -1,17 +1,19 @@
-"""Tasks and threads that were started inside of a hold and go on by themselves: they may wait for that hold."""
+"""Tasks and threads that were started inside of a hold: those that go on by themselves may wait for it, those that are
+awaited there may not."""
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 import runstate
 from runstate import Runstate
-from tests.e2e.support import eventually
+from tests.e2e.support import PATIENCE_S, eventually
 
 
 async def somebody_waits(rs: Runstate) -> None:
@@ -78,3 +80,98 @@ def test_a_loop_in_a_thread_that_holds_something_is_inside_of_it(rs: Runstate) -
 
     with rs.slots("browser", max=1), pytest.raises(runstate.TimeoutError, match="deadlock: "):
         asyncio.run(main())
+
+
+# ------------------------------------------------------------------ tasks that are awaited
+
+
+async def directly(work: Callable[[], Any]) -> Any:
+    return await work()
+
+
+async def gathered(work: Callable[[], Any]) -> Any:
+    return (await asyncio.gather(work(), asyncio.sleep(0)))[0]
+
+
+async def as_a_task(work: Callable[[], Any]) -> Any:
+    return await asyncio.create_task(work())
+
+
+async def shielded(work: Callable[[], Any]) -> Any:
+    return await asyncio.shield(asyncio.create_task(work()))
+
+
+async def waited_for(work: Callable[[], Any]) -> Any:
+    return await asyncio.wait_for(asyncio.create_task(work()), 3_600)
+
+
+async def waited_for_all(work: Callable[[], Any]) -> Any:
+    (done,), _ = await asyncio.wait([asyncio.create_task(work())])
+    return done.result()
+
+
+async def in_a_thread(work: Callable[[], Any]) -> Any:
+    return await asyncio.to_thread(lambda: asyncio.run(work()))
+
+
+async def in_a_group(work: Callable[[], Any]) -> Any:
+    try:
+        async with asyncio.TaskGroup() as tasks:  # type: ignore[attr-defined]
+            task = tasks.create_task(work())
+    except Exception as group:
+        raise group.exceptions[0] from None  # type: ignore[attr-defined]
+    return task.result()
+
+
+async def two_deep(work: Callable[[], Any]) -> Any:
+    return await gathered(lambda: as_a_task(work))
+
+
+async def later(work: Callable[[], Any]) -> Any:
+    task = asyncio.create_task(work())
+    await asyncio.sleep(0.3)
+    return await task
+
+
+WAYS = [directly, gathered, as_a_task, shielded, waited_for, waited_for_all, in_a_thread, two_deep, later]
+WAYS += [in_a_group] if hasattr(asyncio, "TaskGroup") else []
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_circle_of_calls_is_refused_however_the_inner_one_is_awaited(rs: Runstate, way: Callable[..., Any]) -> None:
+    started = [asyncio.Event(), asyncio.Event()]
+
+    @rs.once(attempts=1)
+    async def work(number: int) -> str:
+        started[number].set()
+        await started[1 - number].wait()
+        return str(await way(lambda: work(1 - number)))
+
+    async def main() -> list[Any]:
+        return await asyncio.wait_for(asyncio.gather(work(0), work(1), return_exceptions=True), PATIENCE_S)
+
+    both = asyncio.run(main())
+    assert any("deadlock: " in str(error) for error in both), both
+
+
+def test_a_thread_that_waits_for_the_result_of_what_it_has_submitted_is_inside_of_it(rs: Runstate) -> None:
+    work = rs.slots("browser", lambda: None, timeout="1h")
+    with ThreadPoolExecutor(1) as threads, rs.slots("browser", max=1):
+        context = contextvars.copy_context()
+        with pytest.raises(runstate.TimeoutError, match="deadlock: "):
+            threads.submit(context.run, work).result()
+
+
+def test_a_task_that_one_of_several_waits_for_is_not_awaited(rs: Runstate) -> None:
+    async def use() -> str:
+        async with rs.slots("browser", timeout="1m"):
+            return "used"
+
+    async def main() -> str:
+        async with rs.slots("browser", max=1):
+            task = asyncio.create_task(use())
+            other = asyncio.create_task(asyncio.sleep(0.5))
+            await asyncio.wait([task, other], return_when=asyncio.FIRST_COMPLETED)
+        return await task
+
+    assert asyncio.run(main()) == "used"

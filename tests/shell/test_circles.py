@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from runstate import wire
+from runstated.batch import Nested
 from runstated.circles import REACT_MS
 from tests.harness import Client, Harness, Request
 
@@ -238,3 +239,28 @@ def test_a_run_that_is_over_leaves_no_circle(p: Client, q: Client, run: str) -> 
     p.ask(wire.RunsEnd(run=run, state="stopped"))
     assert waits.reply.code == "SCOPE_CANCELLED"
     assert q.ask(once(run, "x", within=(y,))).code == "SCOPE_CANCELLED"
+
+
+@pytest.mark.parametrize("repeats", [False, True])
+def test_a_wait_that_comes_to_be_awaited_inside_of_a_hold_closes_a_circle_then(
+    h: Harness, p: Client, q: Client, run: str, repeats: bool
+) -> None:
+    x, y = p.ask(once(run, "x")).token, q.ask(once(run, "y")).token
+    task = p.waits(once(run, "y", inherited=(x,)))
+    q.waits(once(run, "x", within=(y,)))
+    if repeats:
+        task = task.repeat(within=(x,), inherited=())
+    else:
+        h.run(Nested("p", wire.Nested(call=task.id, within=(x,))))
+    assert is_refused(task)
+    h.run(Nested("p", wire.Nested(call=task.id)))  # it waits no longer
+
+
+def test_a_wait_that_is_awaited_no_longer_opens_a_circle(h: Harness, p: Client, q: Client, run: str) -> None:
+    x, y = p.ask(once(run, "x")).token, q.ask(once(run, "y")).token
+    task = p.waits(once(run, "y", within=(x,)))
+    q.refused("DEADLOCK", once(run, "x", within=(y,)))
+    h.run(Nested("p", wire.Nested(call=task.id, inherited=(x,))))
+    q.waits(once(run, "x", within=(y,)))
+    give_back(p, x)
+    assert task.reply is None
