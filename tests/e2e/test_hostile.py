@@ -246,7 +246,7 @@ def test_a_client_that_does_not_read_is_cut_off(daemon: Daemon) -> None:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 def test_another_user_is_refused(daemon: Daemon) -> None:
-    temporary = Path(tempfile.gettempdir())
+    temporary = Path(os.environ.get("PYTEST_DEBUG_TEMPROOT") or tempfile.gettempdir())
     for place in (daemon.directory, *daemon.directory.parents, daemon.state_dir):
         if place.stat().st_uid == 0 and temporary in place.parents:
             place.chmod(0o711)
