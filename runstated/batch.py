@@ -24,7 +24,7 @@ from runstated.clock import Clock
 from runstated.domain import keys, leases, queues, runs, sessions
 from runstated.lines import Memory
 from runstated.settings import BATCH_VERBS_MS
-from runstated.store.tx import Access, Caller, Parked, Refusal, Tx
+from runstated.store.tx import Access, Caller, Parked, Refusal, TooMany, Tx
 from runstated.waits import EVENTS, WATCH, Call, CallKey, Topic
 
 log = logging.getLogger(__name__)
@@ -321,6 +321,8 @@ class Executor:
         if call.until is not None and call.until <= tx.lease_ms:
             self._late(tx, call)
             return
+        if call.key not in memory.calls and memory.awaiting(call.session) >= wire.WAITING_MAX:
+            raise TooMany(f"{wire.WAITING_MAX} calls of this session wait already, which is the most that may")
         circle = circles.closed_by(tx, memory, call)
         if circle is not None:
             raise circles.Deadlock(circle)

@@ -306,6 +306,10 @@ class Memory:
                 if not away:
                     self._overtake(call, call.lines)
 
+    def awaiting(self, session: str) -> int:
+        """How many calls of a session wait."""
+        return len(self._by_session.get(session, ()))
+
     def of_session(self, session: str) -> list[Call]:
         return [self.calls[key] for key in self._by_session.get(session, ())]
 
@@ -394,9 +398,9 @@ class Memory:
             _discard(self._held, subject, hold.token)
         _discard(self._held_by, hold.session, hold.token)
 
-    def is_holding(self, session: str) -> bool:
-        """Whether a session holds anything."""
-        return session in self._held_by
+    def holding(self, session: str) -> int:
+        """How many leases a session holds."""
+        return len(self._held_by.get(session, ()))
 
     def is_own(self, session: str, token: int) -> bool:
         """Whether a live lease is the session's, or that of another one of its process in the same space."""

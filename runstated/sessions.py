@@ -315,7 +315,7 @@ class Sessions:
             return
         away_ms = self._engine.clock.lease_ms() - session.away_ms
         may_be_back = session.row.transport == "tcp" and away_ms < REMOTE_RESUME_MS
-        if may_be_back or self._engine.memory.is_holding(session.row.session):
+        if may_be_back or self._engine.memory.holding(session.row.session):
             self._give_time(session)
         else:
             self._end(session.row.session, "died")

@@ -56,7 +56,8 @@ def type_and_range(described: shape.Type) -> tuple[str, str]:
     if isinstance(described, shape.IntType):
         if described.ge is None:
             return "integer", ""
-        return "integer", f"at least {described.ge}" if described.le is None else f"{described.ge} to {described.le}"
+        most = "2^63 - 1" if described.le == wire.NUMBER_MAX else described.le
+        return "integer", f"at least {described.ge}" if most is None else f"{described.ge} to {most}"
     if isinstance(described, shape.BoolType):
         return "boolean", ""
     if isinstance(described, shape.AnyType):
@@ -72,7 +73,8 @@ def type_and_range(described: shape.Type) -> tuple[str, str]:
     if isinstance(described, shape.StructType):
         return f"`{described.cls.__struct_config__.tag or described.cls.__name__}`", ""
     if isinstance(described, shape.DictType):
-        return f"map of {type_and_range(described.key_type)[0]} to {type_and_range(described.value_type)[0]}", ""
+        range_ = f"{described.min_length or 0} to {described.max_length} entries" if described.max_length else ""
+        return f"map of {type_and_range(described.key_type)[0]} to {type_and_range(described.value_type)[0]}", range_
     raise AssertionError(f"the document has no word for {described}")
 
 

@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 
-from . import errors, wire
+from . import errors, framing, wire
 from .holds import Hold
 
 if TYPE_CHECKING:
     import asyncio
 
 R = TypeVar("R")
+PAUSE_S_MAX = 5.0
 
 
 class Answer(Generic[R]):
@@ -174,3 +175,29 @@ def copied(error: BaseException) -> BaseException:
         copied = errors.map_error(error.code, error.status, error.message)
         return copied if type(copied) is type(error) else error
     return unavailable(error)
+
+
+def pauses_s(retries: int) -> Iterator[float | None]:
+    """The pauses between tries: 0.1 s, doubling up to PAUSE_S_MAX; None after the last."""
+    pause = 0.1
+    for _ in range(retries):
+        yield pause
+        pause = min(PAUSE_S_MAX, pause * 2)
+    yield None
+
+
+def beats(tokens: tuple[int, ...]) -> bytes:
+    """The frames that renew these leases; none for none."""
+    return _in_parts(tokens, lambda part: wire.Beat(tokens=part))
+
+
+def acks(calls: list[int]) -> bytes:
+    """The frames that say that the replies to these calls have come."""
+    return _in_parts(tuple(calls), lambda part: wire.Ack(calls=part))
+
+
+def _in_parts(numbers: tuple[int, ...], listing: Callable[[tuple[int, ...]], wire.Request[Any]]) -> bytes:
+    """The frames of a message that lists numbers, which may be several."""
+    starts = range(0, len(numbers), wire.LISTED_MAX)
+    parts = (listing(numbers[start : start + wire.LISTED_MAX]) for start in starts)
+    return b"".join(framing.pack(0, wire.encode(part)) for part in parts)

@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from . import errors, framing, greeting, wire
+from . import calls, errors, framing, greeting, wire
 from .calls import Answer, Call, Gate, copied, future_waker, no_answer, patience_s, unavailable
 from .greeting import Address
 from .holds import Heart, Holds
@@ -52,7 +52,6 @@ class Connection:
 
     def __init__(self, address: Address) -> None:
         self.address = address
-        self._pauses = (*(0.1 * 2**n for n in range(address.retries)), None)
         self._reset()
         _all.add(self)
 
@@ -89,7 +88,7 @@ class Connection:
         patience = patience_s(request, self.address.timeout_s)
         call: Call | None = None
         try:
-            for pause in self._pauses:
+            for pause in calls.pauses_s(self.address.retries):
                 gate = Gate()
                 call = self._new_call(request, gate.open, running_loop(), call)
                 call.blocking = True
@@ -117,7 +116,7 @@ class Connection:
         patience = patience_s(request, self.address.timeout_s)
         call: Call | None = None
         try:
-            for pause in self._pauses:
+            for pause in calls.pauses_s(self.address.retries):
                 future: asyncio.Future[None] = loop.create_future()
                 call = self._new_call(request, future_waker(loop, future), loop, call)
                 timer = None if patience is None else loop.call_later(patience, self._expire, call)
@@ -260,7 +259,7 @@ class Connection:
         """Puts before a frame what the daemon should know: kept replies that arrived, tokens given back."""
         if self._inbox.acks:
             acks, self._inbox.acks = self._inbox.acks, []
-            frame = framing.pack(0, wire.encode(wire.Ack(calls=tuple(acks)))) + frame
+            frame = calls.acks(acks) + frame
         for token in self.holds.take_given():
             frame = self._one_way(wire.Release(token=token)) + frame
         return frame
@@ -397,7 +396,7 @@ class Connection:
             pause = min(RETRY_S_MAX, pause * 2)
 
     def _greet(self, connected: socket.socket, deadline: float) -> Stream:
-        runs = {*self.runs.ids(), *(hold.run for hold in self.holds.live() if hold.run)}
+        runs = [*(hold.run for hold in self.holds.live() if hold.run), *reversed(self.runs.ids())]
         hello = greeting.hello(self.address, self.session, runs)
         welcome, splitter, frames = greeting.greet(connected, hello, next(self._ids), deadline)
         for request_id, body in frames:
@@ -408,10 +407,7 @@ class Connection:
             self.holds.wake()
             open_calls = [call for _, call in sorted(self._calls.items()) if not call.done]
             again = b"".join([*self._recent, *(framing.pack(call.request_id, call.body()) for call in open_calls)])
-            tokens = self.holds.tokens()
-            if tokens:
-                again += framing.pack(0, wire.encode(wire.Beat(tokens=tokens)))
-            stream.write(self._with_news(again))
+            stream.write(self._with_news(again + calls.beats(self.holds.tokens())))
         for ended in welcome.ended:
             self._inbox.pushed(ended)
         return stream
@@ -434,9 +430,9 @@ class Connection:
                 self._drop(self._stream)
             self._turn, self._turn_of = None, 0
             self._was_lost = self._owes = False
-            calls = list(self._calls.values())
+            left = list(self._calls.values())
             self._calls.clear()
-        for call in calls:
+        for call in left:
             call.finish(None, copied(error))
         for hold in self.holds.live():
             hold.lose(unavailable(error))
@@ -446,7 +442,7 @@ class Connection:
     def _beat(self, tokens: tuple[int, ...]) -> None:
         """Sends a beat for the tokens (none: only what else there is to say)."""
         with self._lock:
-            news = self._with_news(framing.pack(0, wire.encode(wire.Beat(tokens=tokens))) if tokens else b"")
+            news = self._with_news(calls.beats(tokens))
             if news:
                 self._send_news(news)
                 self._wake_if_needed()

@@ -26,6 +26,7 @@ Tokens: TypeAlias = "tuple[int, ...]"
 FLOWS_MAX = (
     100  # that start each other inside of holds; what those before hold, who may have ended long ago, is left out
 )
+WITHIN_MAX = 256  # tokens around a call that are sent with it; of more the innermost count
 
 
 class Frame(NamedTuple):
@@ -68,13 +69,14 @@ def standing() -> Callable[[], tuple[Tokens, Tokens]]:
     """What tells, now and later, in any thread, how the code here stands: ``within`` and ``inherited``."""
     mine, around = _held()
     if not around:
-        return lambda: (mine, ())
+        return lambda: (mine[-WITHIN_MAX:], ())
     place = awaiting.here()
 
     def look() -> tuple[Tokens, Tokens]:
         waiting = awaiting.waiting_for(place, {flow for flow, _ in around if isinstance(flow, int)})
         held = tuple(token for flow, tokens in around for token in tokens if flow in waiting)
-        return (*held, *mine), tuple(token for flow, tokens in around for token in tokens if flow not in waiting)
+        others = tuple(token for flow, tokens in around for token in tokens if flow not in waiting)
+        return (*held, *mine)[-WITHIN_MAX:], others[-WITHIN_MAX:]
 
     return look
 

@@ -11,10 +11,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from . import autostart, errors, framing, wire
+from . import autostart, command_line, errors, framing, wire
 from .stream import RECEIVE_BYTES
-
-COMMAND_CHARACTERS_MAX = 256
 
 
 @dataclass(frozen=True)
@@ -95,10 +93,10 @@ def hello(address: Address, session: str, runs: Iterable[str]) -> wire.Hello:
         session=session,
         worker=address.worker or f"{socket.gethostname()}-{os.getpid()}",
         pid=os.getpid(),
-        command=" ".join(sys.argv)[:COMMAND_CHARACTERS_MAX].encode("utf-8", "replace").decode(),
+        command=command_line.shown(),
         space=address.space,
         key=address.key,
-        runs=tuple(runs),
+        runs=tuple(dict.fromkeys(runs))[: wire.RUNS_MAX],
     )
 
 

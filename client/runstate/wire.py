@@ -20,6 +20,7 @@ from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
+from .context import WITHIN_MAX as WITHIN_MAX
 from .payloads import PAYLOAD_BYTES_MAX as PAYLOAD_BYTES_MAX
 
 PROTOCOL = 1
@@ -28,6 +29,11 @@ PROTOCOL_MIN = 1
 LEASE_MS_MIN = 5_000
 LEASE_MS_MAX = 600_000
 LATEST_MS = 253_402_300_799_999  # the end of the year 9999, the last one that dates can say in every language
+NUMBER_MAX = 2**63 - 1
+LISTED_MAX = 1_000  # tokens in a beat, calls in an ack: who has more sends several
+RUNS_MAX = 2_000  # in a hello
+HELD_MAX = 10_000  # leases of one session
+WAITING_MAX = 10_000  # calls of one session that wait
 SETTLE_BY_MS = 3_600_000  # within this time a reservation is to be settled
 PERMISSIONS: tuple["Permission", ...] = (
     "work",
@@ -40,7 +46,10 @@ Key = Annotated[str, Meta(min_length=1, max_length=512)]
 Id = Annotated[str, Meta(min_length=1, max_length=64)]
 Label = Annotated[str, Meta(max_length=512)]
 Text = Annotated[str, Meta(max_length=4_000)]
-Token = Annotated[int, Meta(ge=1)]
+Token = Annotated[int, Meta(ge=1, le=NUMBER_MAX)]
+Number = Annotated[int, Meta(ge=0, le=NUMBER_MAX)]  # of a request, an event, an arrival, a job that ended
+Version = Annotated[int, Meta(ge=0, le=2**31)]
+Around = Annotated[tuple[Token, ...], Meta(max_length=WITHIN_MAX)]
 Secret = Annotated[str, Meta(max_length=64)]
 Ms = Annotated[int, Meta(ge=0, le=2**53)]
 Moment = Annotated[int, Meta(ge=0, le=LATEST_MS)]
@@ -78,9 +87,9 @@ class WaitingRequest(Request[R_co], Generic[R_co], kw_only=True, omit_defaults=T
     """A request that may have to wait."""
 
     wait_ms: Ms | None = None
-    within: tuple[Token, ...] = ()
-    inherited: tuple[Token, ...] = ()
-    ticket: Annotated[int, Meta(ge=0)] = 0  # the arrival number it was given when it was parked, on a repeat
+    within: Around = ()
+    inherited: Around = ()
+    ticket: Number = 0  # the arrival number it was given when it was parked, on a repeat
 
 
 class Reply(Struct, tag_field="reply", kw_only=True, omit_defaults=True, frozen=True):
@@ -159,15 +168,15 @@ class Hello(Request[Welcome], tag="hello", frozen=True):
     ``key``: over TCP the key must be one of the space. ``runs``: the runs joined so far.
     """
 
-    protocol: int
-    protocol_min: int
+    protocol: Version
+    protocol_min: Version
     session: Id
     worker: Label
     pid: Annotated[int, Meta(ge=0, le=2**31)] = 0
     command: Text = ""
     space: Name = "default"
     key: Label | None = None
-    runs: tuple[Id, ...] = ()
+    runs: Annotated[tuple[Id, ...], Meta(max_length=RUNS_MAX)] = ()
 
 
 class Bye(Request[Ok], tag="bye", frozen=True):
@@ -177,28 +186,28 @@ class Bye(Request[Ok], tag="bye", frozen=True):
 class Ack(Request[Ok], tag="ack", frozen=True):
     """The replies to these requests have arrived; the daemon need not keep them any longer."""
 
-    calls: tuple[int, ...]
+    calls: Annotated[tuple[Number, ...], Meta(max_length=LISTED_MAX)]
 
 
 class Cancel(Request[Ok], tag="cancel", frozen=True):
     """The caller of the request ``call`` has gone: it stops waiting, or what it got is given back."""
 
-    call: int
+    call: Number
 
 
 class Nested(Request[Ok], tag="nested", frozen=True):
     """The request ``call``, which may be waiting, is made inside of these holds from now on: its caller has come to be
     awaited in some of them, or is so no longer."""
 
-    call: int
-    within: tuple[Token, ...] = ()
-    inherited: tuple[Token, ...] = ()
+    call: Number
+    within: Around = ()
+    inherited: Around = ()
 
 
 class Beat(Request[Ok], tag="beat", frozen=True):
     """Renews the leases of ``tokens``, and no others. A token that is no longer held is answered with ``LeaseLost``."""
 
-    tokens: tuple[Token, ...]
+    tokens: Annotated[tuple[Token, ...], Meta(max_length=LISTED_MAX)]
 
 
 class Released(Reply, tag="released", frozen=True):
@@ -495,7 +504,7 @@ class QueuesComplete(Request[JobView], tag="queues.complete", frozen=True):
     job: Id
     token: Token
     result: str
-    costs: dict[str, Annotated[int, Meta(ge=0, le=2**53)]] = {}
+    costs: Annotated[dict[Id, Annotated[int, Meta(ge=0, le=2**53)]], Meta(max_length=16)] = {}
     keep_reserved: bool = False
     secret: Secret = ""
 
@@ -757,7 +766,7 @@ class GroupsEnded(WaitingRequest[GroupEnded], tag="groups.ended", kw_only=True, 
     """Waits until a job of the group has ended that had not at ``after``."""
 
     run: Id
-    after: Annotated[int, Meta(ge=0)] = 0
+    after: Number = 0
 
 
 # ---------------------------------------------------------------------------------------------------- timers, barriers
@@ -851,7 +860,7 @@ class EventsRead(Request[EventsPage], tag="events.read", frozen=True):
     permission: ClassVar[str] = ""
     reads: ClassVar[bool] = True
     run: Id
-    after: Annotated[int, Meta(ge=0)] = 0
+    after: Number = 0
     types: Annotated[tuple[Name, ...], Meta(max_length=100)] = ()
     limit: Annotated[int, Meta(ge=1, le=500)] = 200
 
@@ -861,7 +870,7 @@ class EventsWait(WaitingRequest[Ok], tag="events.wait", kw_only=True, frozen=Tru
 
     permission: ClassVar[str] = ""
     run: Id
-    after: Annotated[int, Meta(ge=0)] = 0
+    after: Number = 0
 
 
 # ---------------------------------------------------------------------------------------------------- status
@@ -995,7 +1004,7 @@ class KeysCreate(Request[KeyCreated], tag="keys.create", kw_only=True, frozen=Tr
 
     permission: ClassVar[str] = ""
     space: Name = "default"
-    permissions: tuple[Permission, ...]
+    permissions: Annotated[tuple[Permission, ...], Meta(max_length=16)]
     name: Label = ""
 
 

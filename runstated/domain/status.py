@@ -87,7 +87,8 @@ def workers(tx: Tx, limit: int) -> list[tuple[str, str, int, str]]:
         space=tx.caller.space,
         limit=limit,
     )
-    return [(session, worker, pid, command) for session, worker, pid, command in rows]
+    is_owner = not tx.caller.access.key  # a command line may say more than a key should see
+    return [(session, worker, pid, command if is_owner else "") for session, worker, pid, command in rows]
 
 
 def queues(tx: Tx, limit: int) -> tuple[wire.QueueView, ...]:

@@ -107,6 +107,12 @@ class Forbidden(Refusal):
     code = "FORBIDDEN"
 
 
+class TooMany(Refusal):
+    """One session holds or awaits more than it may."""
+
+    code = "UNAVAILABLE"
+
+
 class Tx:
     """One transaction, and the part of the daemon's memory that changes with it.
 
@@ -265,7 +271,12 @@ class Tx:
         return None if hold is None else self.now_ms + hold.expires - self.lease_ms
 
     def hold(self, token: int, session: str, length_ms: int, subject: Topic) -> None:
-        """A lease begins: it lapses ``length_ms`` after now, on the lease clock, unless it is renewed."""
+        """A lease begins: it lapses ``length_ms`` after now, on the lease clock, unless it is renewed.
+
+        Raises TooMany.
+        """
+        if self._memory.holding(session) >= wire.HELD_MAX:
+            raise TooMany(f"this session holds {wire.HELD_MAX} leases already, which is the most one may have")
         self._memory.hold(token, session, length_ms, subject, self.lease_ms)
 
     def hold_also(self, token: int, subject: Topic) -> None:

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from runstate import errors, wire
+from runstate import calls, errors, framing, wire
 from runstate.calls import Answer, Call, Gate, future_waker
 from runstate.holds import Holds
 
@@ -96,3 +96,19 @@ def test_what_came_for_a_loop_that_is_closed_is_given_back() -> None:
     made = Call(1, wire.OnceAcquire(run="r", key="k"), lambda: False, None)
     made.finish(Answer(wire.OnceGranted(token=5, attempt=1), {5: hold}))
     assert holds.take_given() == [5]
+
+
+def test_pauses_between_tries_double_up_to_a_bound_however_many_tries_there_are() -> None:
+    assert list(calls.pauses_s(3)) == [0.1, 0.2, 0.4, None]
+    many = list(calls.pauses_s(2_000))
+    assert (len(many), many[-2:]) == (2_001, [calls.PAUSE_S_MAX, None])
+
+
+@pytest.mark.parametrize("count", [0, 1, wire.LISTED_MAX, 2 * wire.LISTED_MAX + 1])
+def test_a_long_list_of_numbers_goes_in_several_messages(count: int) -> None:
+    numbers = tuple(range(1, count + 1))
+    frames = framing.Splitter().feed(calls.beats(numbers)) if count else []
+    sent = [wire.decode_request(body) for _, body in frames]
+    assert tuple(token for beat in sent for token in beat.tokens) == numbers
+    assert all(len(beat.tokens) <= wire.LISTED_MAX for beat in sent)
+    assert calls.acks([]) == b""

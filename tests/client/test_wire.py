@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import typing
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
@@ -9,6 +10,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import inspect as shape
 
 from runstate import framing, wire
 from tests.messages import ALL, PUSHES, REPLIES, REQUESTS, tag
@@ -137,6 +139,16 @@ OUTSIDE: list[tuple[str, str, Any]] = [
     ("status.get", "limit", 0),
     ("status.get", "limit", 1_001),
 ]
+OUTSIDE += [
+    ("once.acquire", "within", [1] * 257),
+    ("once.acquire", "ticket", 2**63),
+    ("beat", "tokens", [1] * 1_001),
+    ("beat", "tokens", [2**63]),
+    ("ack", "calls", [1] * 1_001),
+    ("hello", "runs", ["r"] * 2_001),
+    ("events.read", "after", 2**63),
+    ("cancel", "call", -1),
+]
 BY_TAG = {tag(message): message for message in REQUESTS}
 
 
@@ -144,6 +156,35 @@ BY_TAG = {tag(message): message for message in REQUESTS}
 def test_a_value_outside_its_range_is_refused_by_the_name_of_its_field(verb: str, field: str, value: Any) -> None:
     with pytest.raises(msgspec.ValidationError, match=rf"\$\.{field}"):
         wire.decode_request(raw(BY_TAG[verb], **{field: value}))
+
+
+PAYLOADS = {"input", "result"}  # their bytes are counted by the verbs, with a message of their own
+
+
+@pytest.mark.parametrize("message", REQUESTS, ids=tag)
+def test_everything_that_a_client_can_send_has_a_bound(message: wire.Request[Any]) -> None:
+    assert list(_unbounded(shape.type_info(type(message)), tag(message))) == []
+
+
+def _unbounded(kind: shape.Type, where: str) -> Iterator[str]:
+    if isinstance(kind, shape.StructType):
+        for field in kind.fields:
+            if field.name not in PAYLOADS:
+                yield from _unbounded(field.type, f"{where}.{field.name}")
+    elif isinstance(kind, shape.UnionType):
+        for each in kind.types:
+            yield from _unbounded(each, where)
+    elif isinstance(kind, shape.IntType):
+        if kind.ge is None or kind.le is None or kind.le > wire.NUMBER_MAX:
+            yield where
+    elif isinstance(kind, shape.VarTupleType | shape.DictType | shape.StrType):
+        if kind.max_length is None:
+            yield where
+        parts = [kind.key_type, kind.value_type] if isinstance(kind, shape.DictType) else []
+        for part in [kind.item_type] if isinstance(kind, shape.VarTupleType) else parts:
+            yield from _unbounded(part, f"{where}[]")
+    else:
+        assert isinstance(kind, shape.BoolType | shape.LiteralType | shape.NoneType), kind
 
 
 def test_a_field_that_is_missing_is_refused_by_its_name() -> None:

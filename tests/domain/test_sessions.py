@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from runstate import wire
 from runstated.domain import sessions
 from tests.harness import Harness
@@ -90,3 +92,20 @@ def test_the_end_of_an_unknown_session_is_no_error(h: Harness) -> None:
 def test_a_lapse_of_a_token_that_is_gone_says_nothing(h: Harness) -> None:
     sessions.lapse(h.tx(), 99)
     assert not h.memory.pushes
+
+
+def test_one_session_holds_and_awaits_no_more_than_it_may(h: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "HELD_MAX", 3)
+    monkeypatch.setattr(wire, "WAITING_MAX", 2)
+    a, b = h.session("a"), h.session("b")
+    run = a.ask(wire.RunsJoin(name="r")).run
+    tokens = [a.ask(wire.OnceAcquire(run=run, key=str(n))).token for n in range(3)]
+    assert not a.refused("UNAVAILABLE", wire.OnceAcquire(run=run, key="one more")).retryable
+    a.refused("UNAVAILABLE", wire.SlotsAcquire(run=run, pool="p", max=1))
+    a.ask(wire.Release(token=tokens[2]))
+    a.ask(wire.OnceAcquire(run=run, key="one more"))
+    waits = [b.waits(wire.OnceAcquire(run=run, key="0")) for _ in range(2)]
+    b.refused("UNAVAILABLE", wire.OnceAcquire(run=run, key="1"))
+    waits[0].repeat()
+    waits[0].cancel()
+    b.waits(wire.OnceAcquire(run=run, key="1"))

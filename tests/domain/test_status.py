@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from runstate import wire
+from runstated.store.tx import Access
 from tests.harness import Harness
 
 
@@ -121,3 +122,9 @@ def test_the_status_of_an_ended_run_can_be_read_and_that_of_another_space_cannot
     a.ask(wire.RunsEnd(run=run, state="finished"))
     assert a.ask(wire.RunsStatus(run=run)).run.state == "finished"
     h.session("o", space="other").refused("NOT_FOUND", wire.RunsStatus(run=run))
+
+
+def test_command_lines_are_shown_to_the_owner_only(h: Harness) -> None:
+    a, b = h.session("a"), h.session("b", access=Access(key="k1"))
+    assert [worker.command for worker in a.ask(wire.StatusGet()).workers] == ["python x", "python x"]
+    assert [worker.command for worker in b.ask(wire.StatusGet()).workers] == ["", ""]
