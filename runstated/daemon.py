@@ -124,7 +124,7 @@ class Service:
         from runstated.server import Server
         from runstated.store import sqlite
 
-        store = await sqlite.Store.open(self._config.database, sync=self._config.sync)
+        store = await sqlite.Store.open(config.database, config.sync, backup=not config.no_backup)
         self._undo.append(("the store", store.close))
         engine = Engine(store, Clock())
         self._undo.append(("the engine", engine.close))

@@ -17,12 +17,12 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from runstate import wire
-from runstated import dispatch, faults
+from runstated import dispatch, faults, loading
 from runstated.arrivals import Arrivals
 from runstated.batch import Acked, Ask, Cancelled, Entry, Executor, Lost, Nested, Tick
 from runstated.cache import Cache
 from runstated.clock import Clock, Timer, Timers
-from runstated.domain import keys, leases, runs, sessions
+from runstated.domain import keys, sessions
 from runstated.keyring import Keyring
 from runstated.lines import Memory
 from runstated.pressure import Pressure
@@ -104,8 +104,7 @@ class Engine:
     def _load(self, connection: sqlite3.Connection) -> list[sessions.Session]:
         memory, lease_ms = self.memory, self.clock.lease_ms()
         tx = Tx(connection, memory, self.store.instance)
-        for counter, value in tx.all("SELECT counter, value FROM counters WHERE counter NOT LIKE 'instance:%'"):
-            memory.counters[counter] = value
+        known = loading.load(tx, memory, lease_ms)
         connection.execute("BEGIN IMMEDIATE")
         self._epoch = memory.count(EPOCH)
         connection.execute(
@@ -114,18 +113,9 @@ class Engine:
             {"counter": EPOCH, "value": self._epoch},
         )
         connection.execute("COMMIT")
-        for lease in leases.all_live(tx):
-            memory.hold(lease.token, lease.session, lease.length_ms, lease.topic, lease_ms)
-        for token, subject in leases.all_units(tx):
-            memory.hold_also(token, subject)
+        memory.counters_changed.clear()
         self.keyring.replace(keys.stored(tx))
-        known = sessions.get_all(tx)
-        for session in known:
-            memory.open(session.session, session.space, session.process, away=True)
-        for run in runs.orphans(tx):
-            memory.revisit[run] = None
         memory.began = Opening(lease_ms, self.clock.wall_ms())
-        memory.commit()
         return known
 
     async def settle(self) -> None:

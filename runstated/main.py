@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import sqlite3
 import sys
 import time
 from collections.abc import Callable
@@ -57,6 +58,12 @@ def daemon_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--tls-cert", metavar="FILE", help="TLS for --tcp and --http: the certificate (PEM)."),
         click.option("--http", metavar="HOST:PORT", help="Serve the HTTP API here, too. Needs keys."),
         click.option("--tcp", metavar="HOST:PORT", help="Serve clients over TCP, too (port 0: any). Needs keys."),
+        click.option(
+            "--no-backup",
+            flag_value="yes",
+            default=None,
+            help="Do not save the database before an upgrade of runstated changes its schema.",
+        ),
         click.option("--log-level", metavar="LEVEL", help=f"One of {', '.join(settings.LOG_LEVELS)}. Default: info."),
         click.option("--sync", metavar="MODE", help="full: safe against power loss (default). normal: faster."),
         click.option("--socket", metavar="PATH", help="Listen here. Default: runstated.sock in the state directory."),
@@ -193,6 +200,48 @@ def status(**options: str | None) -> None:
     _describe(config, holder)
     if holder.socket and not _answers(holder):
         _fail(f"but it does not answer within {ANSWER_MS} ms{spawn.log_tail(config.state_dir)}")
+
+
+@cli.command()
+@click.argument("file", type=click.Path())
+@click.option("--force", is_flag=True, help="Replace FILE if it exists.")
+@place_options
+def backup(file: str, force: bool, **options: str | None) -> None:
+    """Save a copy of the database in FILE, also while the daemon runs. It is checked before it counts."""
+    from runstated.store import backup as copies
+
+    config = _load(options)
+    try:
+        copies.save(config.database, paths.absolute(file), force=force)
+    except (copies.BackupError, OSError, sqlite3.Error) as error:
+        _fail(f"no backup was made: {error}")
+    click.echo(f"saved {config.database} in {file}")
+
+
+@cli.command()
+@click.argument("file", type=click.Path())
+@place_options
+def restore(file: str, **options: str | None) -> None:
+    """Go back to the backup in FILE. The daemon must be stopped; the database it had is kept.
+
+    What was held at the time of the backup is given back, as if all processes had died.
+    """
+    from runstated import daemon, lockfile
+    from runstated.restore import restore as go_back
+    from runstated.store.backup import BackupError
+
+    config = _load(options)
+    os.umask(0o077)
+    try:
+        daemon.prepare_state_dir(config.state_dir)
+        done = go_back(config, paths.absolute(file))
+    except lockfile.LockHeld as held:
+        _fail(f"{held}: run `runstated stop` first")
+    except (BackupError, daemon.DaemonError, lockfile.UnfitError, OSError, sqlite3.Error) as error:
+        _fail(f"nothing was restored: {error}")
+    click.echo(f"restored {file}: {done.sessions} sessions and {done.leases} leases were ended")
+    if done.kept is not None:
+        click.echo(f"the database before is kept as {done.kept}")
 
 
 def _load(options: dict[str, str | None]) -> Settings:

@@ -98,6 +98,7 @@ class Settings:
     http: Endpoint | None = None  # where the HTTP API is served
     tls_cert: Path | None = None  # PEM files, for both; with them nothing is spoken without TLS
     tls_key: Path | None = None
+    no_backup: bool = False  # of the database before its upgrade
     config: Path | None = None  # the file that was read, if there was one
     is_as_before: bool = False  # tcp, http and TLS are those of a daemon that died: nice to have
 
@@ -145,6 +146,7 @@ def load(options: Mapping[str, str | None], environ: Mapping[str, str] = os.envi
         socket=paths.fit(paths.absolute(socket_named) if socket_named else directory / paths.SOCKET_NAME),
         sync=cast(Literal["full", "normal"], sources.choice("sync", SYNC_MODES, "full")),
         log_level=sources.choice("log_level", LOG_LEVELS, "info"),
+        no_backup=sources.choice("no_backup", ANSWERS, "no") == "yes",
         config=config if content is not None else None,
     )
 
@@ -179,6 +181,7 @@ FILE_KEYS = (
     "allow_plaintext",
     "sync",
     "log_level",
+    "no_backup",
 )
 
 

@@ -132,6 +132,12 @@ def identify(connection: sqlite3.Connection) -> tuple[int, int]:
     return application, version
 
 
+def instance(connection: sqlite3.Connection) -> str | None:
+    """This database's own short name; None in a new one."""
+    row = connection.execute("SELECT counter FROM counters WHERE counter LIKE 'instance:%'").fetchone()
+    return row[0].partition(":")[2] if row else None
+
+
 def migrate(connection: sqlite3.Connection) -> None:
     """Brings the file to ``VERSION``, each step in a transaction of its own.
 

@@ -27,6 +27,7 @@ from runstated.settings import (
     WAL_SHARE,
 )
 from runstated.store import schema
+from runstated.store.backup import BackupError, before_upgrade
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -57,8 +58,8 @@ class Store:
         self._is_bounded = False
 
     @classmethod
-    async def open(cls, path: Path, sync: Literal["full", "normal"] = "full") -> "Store":
-        """Opens or creates the file, checks it and brings it to the present schema.
+    async def open(cls, path: Path, sync: Literal["full", "normal"] = "full", *, backup: bool = True) -> "Store":
+        """Opens or creates the file, checks it and brings it to the present schema; ``backup``: saving it before.
 
         Raises StoreError when the file is damaged, foreign, newer than this program, or cannot be written.
         """
@@ -68,10 +69,12 @@ class Store:
             # A path that cannot be opened is found out here: aiosqlite's thread would say so to a loop that has ended.
             sqlite3.connect(path).close()
             await store._open_writer()
+            if backup:
+                await store._save_before_upgrade()
             store.instance = await store.write(_prepare)
             store._reader = await _connect(path, _read_only)
             store._keeper = await _connect(path, _keep)
-        except (sqlite3.Error, schema.NewerFile, schema.ForeignFile) as error:
+        except (sqlite3.Error, schema.NewerFile, schema.ForeignFile, BackupError) as error:
             await store.close()
             raise StoreError(f"cannot open the database {path}: {error}") from error
         return store
@@ -165,6 +168,12 @@ class Store:
             if connection is not None:
                 await _close(connection)
         self._keeper = self._reader = self._writer = None
+
+    async def _save_before_upgrade(self) -> None:
+        _, version = await self.write(schema.identify)
+        if 0 < version < schema.VERSION:
+            saved = await asyncio.to_thread(before_upgrade, self.path, version)
+            log.info("the database of version %d was saved in %s before its upgrade", version, saved)
 
     async def _open_writer(self) -> None:
         def settings(connection: sqlite3.Connection) -> None:
@@ -275,9 +284,9 @@ def _prepare(connection: sqlite3.Connection) -> str:
             raise sqlite3.DatabaseError(f"it is damaged ({word}): put it aside or restore a backup")
     schema.migrate(connection)
     connection.execute("BEGIN IMMEDIATE")
-    row = connection.execute("SELECT counter FROM counters WHERE counter LIKE 'instance:%'").fetchone()
-    name = row[0].partition(":")[2] if row else secrets.token_hex(2)
-    if row is None:
+    known = schema.instance(connection)
+    name = known or secrets.token_hex(2)
+    if known is None:
         connection.execute(
             "INSERT INTO counters (counter, value) VALUES (:counter, 1)", {"counter": f"instance:{name}"}
         )

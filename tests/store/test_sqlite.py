@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import hashlib
 import itertools
+import os
 import sqlite3
 import threading
 from collections.abc import Callable
@@ -14,6 +16,7 @@ import pytest
 
 from runstated.store import schema, sqlite
 from runstated.store.sqlite import Store, StoreError
+from tests.disks import disk, fill_up
 from tests.engines import play
 
 
@@ -216,6 +219,68 @@ def test_a_place_where_nothing_can_be_written_is_refused(tmp_path: Path) -> None
             await Store.open(tmp_path / "none" / "db")
 
     play(run())
+
+
+# ------------------------------------------------------------------ upgrades
+
+
+def put_old_database(path: Path) -> bytes:
+    path.write_bytes(gzip.decompress((Path(__file__).parents[1] / "golden/v2.db.gz").read_bytes()))
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize("backup", [True, False])
+def test_a_database_is_saved_before_its_upgrade_and_only_then(tmp_path: Path, backup: bool) -> None:
+    path = tmp_path / "db"
+    before = put_old_database(path)
+
+    async def run() -> None:
+        for _ in range(2):
+            store = await Store.open(path, backup=backup)
+            assert await store.write(pragma("user_version")) == schema.VERSION
+            await store.close()
+
+    play(run())
+    assert sorted(files(tmp_path)) == (["db", "db.v2"] if backup else ["db"])
+    if backup:
+        assert dump(path.with_name("db.v2")) == dump_of(before, tmp_path / "again")
+
+
+def test_without_room_for_a_backup_the_upgrade_is_refused(tmp_path: Path) -> None:
+    with disk(tmp_path / "disk", "1m") as directory:
+        path, ballast = directory / "db", directory / "ballast"
+        put_old_database(path)
+        fill_up(ballast)
+        os.truncate(ballast, ballast.stat().st_size - 60_000)  # enough for SQLite itself
+
+        async def run() -> None:
+            with pytest.raises(StoreError, match=r"needs 0\.\d MiB .* are free: .* start once with --no-backup"):
+                await Store.open(path)
+
+        play(run())
+        assert version_of(path) == 2
+        assert sorted(files(directory)) == ["ballast", "db"]
+
+
+def version_of(path: Path) -> int:
+    connection = sqlite3.connect(path)
+    try:
+        return int(pragma("user_version")(connection))
+    finally:
+        connection.close()
+
+
+def dump(path: Path) -> list[str]:
+    connection = sqlite3.connect(path)
+    try:
+        return list(connection.iterdump())
+    finally:
+        connection.close()
+
+
+def dump_of(content: bytes, path: Path) -> list[str]:
+    path.write_bytes(content)
+    return dump(path)
 
 
 # ------------------------------------------------------------------ what it stands on

@@ -1,0 +1,138 @@
+"""Going back to a backup: the daemon goes on from there, and nobody else does.
+
+    FILE ──copied, checked, migrated──> a new database ──sessions and holds ended, counters lifted──> takes the place of
+    the present one, which is kept
+
+Who lives on with something from after the backup (a token, the id of a run or a job) must not meet a new one of that
+number. So every counter goes on ``LIFT`` above the highest value that it is known to have had. The holders of tokens
+from before it are told that they have lost them: their sessions have ended, as with the death of their processes.
+"""
+
+import logging
+import os
+import sqlite3
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import runstate
+from runstate import presence
+from runstated import loading, lockfile
+from runstated.batch import Ended, Executor
+from runstated.clock import Clock
+from runstated.lines import Memory
+from runstated.settings import Settings
+from runstated.store import backup, schema
+from runstated.store.backup import BackupError
+from runstated.store.tx import Tx
+
+log = logging.getLogger(__name__)
+
+LIFT = 2**32
+# The daemon's starts are the upper bits of arrival numbers, which only order those who wait.
+LIFTS = {"epoch": 2**12}
+# Also of those of which the backup has had no number yet.
+COUNTERS = ("token", "event", "ledger", "needs", "finish", *"bjklmpr", *LIFTS)
+KEPT = ".replaced-"
+
+
+@dataclass(frozen=True)
+class Restored:
+    """``kept``: where the database that was there is now, if there was one."""
+
+    sessions: int
+    leases: int
+    kept: Path | None
+
+
+def restore(config: Settings, file: Path) -> Restored:
+    """Puts the copy of a backup in the place of the database.
+
+    Raises BackupError, lockfile.LockHeld while a daemon runs, OSError, sqlite3.Error; then nothing has changed.
+    """
+    clock = Clock()
+    info = presence.LockInfo(pid=os.getpid(), version=runstate.__version__, started=clock.wall_ms() / 1000)
+    lock = lockfile.acquire(config.lock, info)
+    try:
+        with backup.part_of(config.database) as part:
+            with backup.reading(file) as source:
+                backup.copy(source, part)
+            ended = _make_safe(part, clock, _known(config.database))
+            kept = _set_aside(config.database, clock)
+            os.rename(part, config.database)
+            backup.sync_directory(config.state_dir)
+    finally:
+        lock.release()
+    return Restored(*ended, kept)
+
+
+@dataclass
+class _Known:
+    """What is known of the time after the backup."""
+
+    numbers: dict[str, int] = field(default_factory=dict)  # the highest of each counter
+    revoked: set[str] = field(default_factory=set)  # keys
+
+
+def _make_safe(database: Path, clock: Clock, known: _Known) -> tuple[int, int]:
+    """Ends all sessions and holds of a database and lifts its counters; how many of both there were."""
+    connection = sqlite3.connect(database, isolation_level=None)
+    try:
+        schema.migrate(connection)
+        memory, instance = Memory(), schema.instance(connection) or ""
+        tx = Tx(connection, memory, instance)
+        sessions = loading.load(tx, memory, clock.lease_ms())
+        leases = len(memory.holds)
+        rest = [Ended(session.session, "died") for session in sessions]
+        executor = Executor(memory, clock, instance)
+        while rest:
+            rest = rest[executor.run(connection, rest) :]
+        if tx.one("SELECT session FROM sessions UNION ALL SELECT subject FROM leases LIMIT 1") is not None:
+            raise BackupError("the sessions and holds of the backup cannot be ended: it is damaged")
+        connection.execute("BEGIN IMMEDIATE")
+        for counter in COUNTERS:
+            highest = max(memory.counters.get(counter, 0), known.numbers.get(counter, 0))
+            tx.run(
+                "INSERT INTO counters (counter, value) VALUES (:counter, :value)"
+                " ON CONFLICT (counter) DO UPDATE SET value = excluded.value",
+                counter=counter,
+                value=highest + LIFTS.get(counter, LIFT),
+            )
+        for key in known.revoked:
+            tx.run(
+                "UPDATE keys SET revoked_ms = :now WHERE id = :id AND revoked_ms IS NULL", id=key, now=clock.wall_ms()
+            )
+        connection.execute("COMMIT")
+        return len(sessions), leases
+    finally:
+        connection.close()
+
+
+def _known(database: Path) -> _Known:
+    """What the databases say that are replaced or were: a second restore of one backup must not give the numbers of the
+    first again, and a key that was revoked stays so. Those that cannot be read are passed over."""
+    known = _Known()
+    for path in (database, *database.parent.glob(f"{database.name}{KEPT}*")):
+        if not path.exists() or path.name.endswith(("-wal", "-shm")):
+            continue
+        try:
+            with backup.reading(path) as connection:
+                for counter, value in connection.execute("SELECT counter, value FROM counters"):
+                    known.numbers[counter] = max(value, known.numbers.get(counter, 0))
+                known.revoked |= {
+                    key for (key,) in connection.execute("SELECT id FROM keys WHERE revoked_ms IS NOT NULL")
+                }
+        except sqlite3.Error as error:
+            log.info("the numbers of %s are not known: %s", path, error)
+    return known
+
+
+def _set_aside(database: Path, clock: Clock) -> Path | None:
+    """The database goes first: without it, nobody takes what is left for a whole one."""
+    kept = database.with_name(f"{database.name}{KEPT}{clock.wall_ms() // 1000}")
+    found = False
+    for end in ("", "-wal", "-shm"):
+        path = database.with_name(database.name + end)
+        if path.exists():
+            os.rename(path, kept.with_name(kept.name + end))
+            found = True
+    return kept if found else None
