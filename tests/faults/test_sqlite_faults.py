@@ -209,7 +209,8 @@ def shared_things(h: Faulty, a: Client, run: str) -> list[Any]:
     said.append([ask(d, settle), ask(d, settle)])
     said.append(ask(d, wire.BudgetsRelease(reservation=held[1].reservation)))
     d.die()
-    said.append(ask(a, wire.BudgetsSettle(reservation=held[2].reservation, cost_minor=500, work_key="1")))
+    shown = {"reservation": held[2].reservation, "secret": held[2].secret}
+    said.append(ask(a, wire.BudgetsSettle(**shown, cost_minor=500, work_key="1")))
     said.append(ask(a, wire.BudgetsGet(budget="llm")))
     said.append([(view.worker, view.holding) for view in ask(a, wire.RunsStatus(run=run)).workers])
     return said
