@@ -58,3 +58,23 @@ def test_only_the_owner_manages_keys(h: Harness, request_: wire.Request[object])
 
 def test_a_key_without_permissions_is_refused(owner: Client) -> None:
     owner.refused("VALIDATION_FAILED", wire.KeysCreate(permissions=()))
+
+
+def test_a_revoked_key_gets_nothing_from_the_same_batch_on(h: Harness) -> None:
+    """Neither what was let in before, nor what waits and comes up behind the revocation."""
+    owner = h.session("owner")
+    run = owner.ask(wire.RunsJoin(name="job")).run
+    key = owner.ask(wire.KeysCreate(permissions=("work",))).id
+    late = h.session("late", access=Access(permissions=frozenset(("work",)), key=key))
+    held = owner.ask(wire.SlotsAcquire(run=run, pool="gpu", max=1))
+    waits = late.waits(wire.SlotsAcquire(run=run, pool="gpu"))
+    requests = [
+        owner.request(wire.KeysRevoke(key=key)),
+        late.request(wire.OnceAcquire(run=run, key="k")),
+        late.request(wire.Release(token=held.token, secret=held.secret)),
+        owner.request(wire.Release(token=held.token)),
+    ]
+    h.run(*(request.client.entry(request) for request in requests))
+    assert [request.reply.code for request in (*requests[1:3], waits)] == ["UNAUTHENTICATED"] * 3
+    assert requests[3].reply == wire.Released(held=True)
+    assert not h.memory.holds

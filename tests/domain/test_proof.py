@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from runstate import wire
+from runstated.batch import Nested
 from tests.harness import Client, Harness
 
 WRONG = "0123456789abcdef"
@@ -200,6 +201,8 @@ def test_to_name_the_holds_of_others_puts_nobody_first(h: Harness, a: Client, b:
 def test_to_name_the_holds_of_others_makes_no_circle(h: Harness, a: Client, b: Client, held: Held) -> None:
     theirs = b.ask(wire.OnceAcquire(run=held.run, key="other")).token
     h.session("c").waits(wire.OnceGet(run=held.run, key="k", within=(theirs,)))
+    liar = h.session("d").waits(wire.OnceGet(run=held.run, key="k"))
+    h.run(Nested("d", wire.Nested(call=liar.id, within=(theirs,))))
     a.waits(wire.OnceGet(run=held.run, key="other", within=(held.key.token,)))
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from runstate import wire
 from runstated import dispatch
-from runstated.batch import Acked, Cancelled
+from runstated.batch import Acked, Cancelled, Nested
 from runstated.store.tx import Access
 from tests.harness import Client, Harness
 
@@ -123,6 +123,8 @@ class World:
             return self.h.run(Acked("x", request.calls))
         if isinstance(request, wire.Cancel):
             return self.h.run(Cancelled("x", request.call))
+        if isinstance(request, wire.Nested):
+            return self.h.run(Nested("x", request))
         if isinstance(request, wire.Beat):
             return x.beat(*request.tokens)
         return x.submit(request).reply
@@ -179,6 +181,7 @@ TABLE: tuple[Make, ...] = (
     lambda t: wire.Bye(),
     lambda t: wire.Ack(calls=(t.call,)),
     lambda t: wire.Cancel(call=t.call),
+    lambda t: wire.Nested(call=t.call, within=(t.token,), inherited=(t.slots,)),
     lambda t: wire.Beat(tokens=(t.token, t.slots, t.delivery)),
     lambda t: wire.Release(token=t.token),
     lambda t: wire.Release(token=t.slots),
@@ -242,10 +245,15 @@ NEW |= {(wire.QueuesAdmit, "queue")}
 # numbers: the calls of the own session, a place in a line or in a stream, holds around the call, and what a job did
 # not reserve.
 NUMBERS = {(wire.Ack, "call"), (wire.Cancel, "call"), (wire.SlotsAcquire, "ticket"), (wire.GroupsEnded, "finish")}
-NUMBERS |= {(wire.EventsRead, "event"), (wire.EventsWait, "event"), (wire.QueuesComplete, "reservation")}
+NUMBERS |= {
+    (wire.Nested, "call"),
+    (wire.EventsRead, "event"),
+    (wire.EventsWait, "event"),
+    (wire.QueuesComplete, "reservation"),
+}
 NUMBERS |= {
     (kind, token)
-    for kind in (wire.OnceAcquire, wire.OnceGet, wire.QueuesResult, wire.LimitsTake, wire.SlotsAcquire)
+    for kind in (wire.Nested, wire.OnceAcquire, wire.OnceGet, wire.QueuesResult, wire.LimitsTake, wire.SlotsAcquire)
     for token in ("token", "slots", "delivery")
 }
 

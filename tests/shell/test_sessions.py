@@ -8,10 +8,10 @@ import pytest
 
 from runstate import wire
 from runstated import sessions
-from runstated.access import OWNER
+from runstated.access import OWNER, Access
 from runstated.batch import Opened
 from runstated.domain import sessions as rows
-from runstated.sessions import Origin, Sessions, Transport
+from runstated.sessions import HelloRefused, Origin, Sessions, Transport
 from tests.engines import Life, life, play
 
 RESUME_MS, REMOTE_RESUME_MS = 5_000, 30_000
@@ -194,6 +194,59 @@ def test_the_lines_wait_for_who_slept_with_the_daemon(tmp_path: Path, monkeypatc
             assert asked not in it.out.replies
             await it.pass_ms(2_000)
             assert asked in it.out.replies
+            of.drain()
+
+    play(story())
+
+
+# ------------------------------------------------------------------ who comes back
+
+
+def greeting(session: str = ID, pid: int = 7) -> wire.Hello:
+    return wire.Hello(protocol=1, protocol_min=1, session=session, worker="w", pid=pid)
+
+
+def test_where_the_kernel_does_not_tell_the_process_its_number_must_be_the_same(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with life(tmp_path / "db") as it:
+            of = known(it)
+            nobody = Origin(0, None, None, "unix")
+            of.hello(Line(), HELLO, greeting(), nobody, OWNER)
+            with pytest.raises(HelloRefused, match="belongs to another process"):
+                of.hello(Line(), HELLO, greeting(pid=8), nobody, OWNER)
+            assert of.hello(Line(), HELLO, greeting(), nobody, OWNER) == named("unix")
+            assert len(of) == 1
+            of.drain()
+
+    play(story())
+
+
+def test_one_id_is_another_session_in_another_space_with_another_key_and_over_another_transport(
+    tmp_path: Path,
+) -> None:
+    async def story() -> None:
+        async with life(tmp_path / "db") as it:
+            of = known(it)
+            callers = [OWNER, Access(space="a/1:b/"), Access(space="a")]
+            told = {
+                of.hello(Line(), HELLO, greeting(session), Origin(0, None, None, over), access)
+                for session in (ID, f"1:b//{ID}")
+                for over in ("unix", "tcp", "http")
+                for access in callers
+            }
+            assert len(told) == len(of) == 18
+            assert {of.row(name).id for name in told} == {ID, f"1:b//{ID}"}  # type: ignore[union-attr]
+            of.drain()
+
+    play(story())
+
+
+def test_over_tcp_an_id_that_is_too_short_to_be_random_is_refused(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with life(tmp_path / "db") as it:
+            of = known(it)
+            with pytest.raises(HelloRefused, match="at least 16 characters"):
+                of.hello(Line(), HELLO, greeting(ID[1:]), Origin(0, None, None, "tcp"), OWNER)
             of.drain()
 
     play(story())
