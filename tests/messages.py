@@ -37,6 +37,7 @@ _grant = wire.JobGrant(
     input='{"é": "😀"}',
     attempt=2,
     source=1,
+    reason="worker_died",
     reservations=("b1-test",),
     secret="00c0ffee00c0ffee",
 )
@@ -45,7 +46,7 @@ _needs = wire.Needs(
     limits=(wire.UnitsNeeded(name="l", units=3),),
     budgets=(wire.MoneyNeeded(name="b", reserve_minor=40),),
 )
-_job = wire.JobView(job="j1-test", state="failed", attempt=2, result="1", reason="worker_died")
+_job = wire.JobView(job="j1-test", state="failed", attempt=2, result="1", reason="worker_died", traceback="T")
 _sizes: dict[str, Any] = {"limit_minor": 5_000, "currency": "EUR", "scale": 9}
 _holder = wire.HolderView(worker="w", holding=2, lease_expires_ms=9, names=("k", "s"))
 _reservation = wire.ReservationView(
@@ -74,7 +75,7 @@ REQUESTS: tuple[wire.Request[object], ...] = (
     wire.OnceAcquire(run="r1-test", key="k", lease_ms=5_000, wait_ms=0, within=(1, 2), ticket=9, again=True),
     wire.OnceGet(run="r1-test", key="k", wait_ms=0),
     wire.OnceComplete(run="r1-test", key="k", token=3, secret="00c0ffee00c0ffee", result='"é"'),
-    wire.OnceFail(run="r1-test", key="k", token=3, secret="00c0ffee00c0ffee", error="E", attempts=100),
+    wire.OnceFail(run="r1-test", key="k", token=3, secret="00c0ffee00c0ffee", error="E", attempts=100, traceback="T"),
     wire.QueuesDeclare(queue="q", attempts=1, needs=_needs),
     wire.QueuesSend(run="r1-test", queue="q", key="k", input="{}", attempts=3, needs=_needs),
     wire.QueuesResult(job="j1-test", wait_ms=2**53),
@@ -82,7 +83,7 @@ REQUESTS: tuple[wire.Request[object], ...] = (
     wire.QueuesComplete(
         job="j1-test", token=3, secret="00c0ffee00c0ffee", result="null", costs={"b1-test": 0}, keep_reserved=True,
     ),
-    wire.QueuesFail(job="j1-test", token=3, secret="00c0ffee00c0ffee", error="E", retry=False),
+    wire.QueuesFail(job="j1-test", token=3, secret="00c0ffee00c0ffee", error="E", retry=False, traceback="T"),
     wire.LimitsDeclare(limit="l", max=60, per_seconds=86_400),
     wire.LimitsGet(limit="l"),
     wire.LimitsTake(run="r1-test", limit="l", units=2, max=60, per_seconds=1, wait_ms=1, within=(1,), inherited=(2,)),
@@ -126,9 +127,9 @@ REPLIES: tuple[wire.Reply, ...] = (
         ended=(wire.RunEnded(run="r1-test", state="stopped", message="m"),),
     ),
     _run,
-    wire.OnceGranted(token=3, secret="00c0ffee00c0ffee", attempt=2),
+    wire.OnceGranted(token=3, secret="00c0ffee00c0ffee", attempt=2, takeovers=1),
     wire.OnceDone(result="1"),
-    wire.OnceFailed(attempts=3, error="E"),
+    wire.OnceFailed(attempts=3, error="E", traceback="T"),
     wire.OnceHeld(attempts=2),
     wire.OnceOpen(attempts=2),
     wire.OnceFailCounted(attempts=1, failed=True),

@@ -29,7 +29,7 @@ FUNCTION_LINES_MAX = 70  # signature and body, without the docstring
 FILE_LINES_MAX = 500
 
 LONG_FILES = {
-    "client/runstate/wire.py": 1_200,  # every message, in one place by design
+    "client/runstate/wire.py": 1_250,  # every message, in one place by design
 }
 LONG_FUNCTIONS: dict[str, int] = {}
 

@@ -137,6 +137,13 @@ class Runstate:
             self._bound = Binding(self._core, units.name(DEFAULT_RUN if name is None else name, "run"), None, None)
         return self._bound
 
+    def _is_same_run(self, other: Runstate) -> bool:
+        """Whether both are made for one run, as far as can be told before it is joined."""
+        if self is other:
+            return True
+        mine, its = (each._bound if each._is_fixed else None for each in (self, other))
+        return mine is not None and its is not None and mine.parent is its.parent is None and mine.name == its.name
+
     def configure(self, **options: Any) -> None:
         """Changes options of this client; what was joined is joined again. A client whose run is over stays so.
 

@@ -13,8 +13,8 @@ A lost connection is not a death: what is open is sent again under the same ids,
 
 from __future__ import annotations
 
-import atexit
 import itertools
+import logging
 import os
 import threading
 import time
@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from . import calls, errors, framing, greeting, wire
 from .calls import Answer, Call, Gate, copied, future_waker, no_answer, patience_s, unavailable
+from .everywhere import everywhere
 from .greeting import Address
 from .holds import Heart, Holds
 from .inbox import Inbox, Runs
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 
     from .inbox import RunWatch
     from .signals import Signal
+
+log = logging.getLogger(__name__)
 
 R = TypeVar("R")
 
@@ -53,7 +56,7 @@ class Connection:
     def __init__(self, address: Address) -> None:
         self.address = address
         self._reset()
-        _all.add(self)
+        everywhere.add(self)
 
     def _reset(self) -> None:
         """The state of a session that has not begun: when made, and in a child after fork."""
@@ -182,7 +185,7 @@ class Connection:
     def _check(self) -> None:
         """Raises UnavailableError where a call would wait for itself."""
         if self.pid != os.getpid():
-            self._after_fork()  # a fork that Python did not see
+            self.after_fork()  # a fork that Python did not see
         if self._lock._is_owned() or threading.get_ident() == self._reader_thread:  # type: ignore[attr-defined]
             # A signal handler or a finaliser of the user's has interrupted this thread while it was sending, or the
             # reader thread (where the callbacks of signals run, too): nobody would read the answer.
@@ -403,11 +406,14 @@ class Connection:
             self._inbox.frame(request_id, body)
         with self._lock:
             stream = self._stream = Stream(connected, splitter, self._lock)
+            was_lost = self._was_lost
             self._was_lost = self._owes = False
             self.holds.wake()
             open_calls = [call for _, call in sorted(self._calls.items()) if not call.done]
             again = b"".join([*self._recent, *(framing.pack(call.request_id, call.body()) for call in open_calls)])
             stream.write(self._with_news(again + calls.beats(self.holds.tokens())))
+        if was_lost:
+            log.warning("the connection to runstated was lost; it is back")
         for ended in welcome.ended:
             self._inbox.pushed(ended)
         return stream
@@ -435,6 +441,7 @@ class Connection:
         for call in left:
             call.finish(None, copied(error))
         for hold in self.holds.live():
+            log.warning("lost the hold %d in the run %s: %s", hold.token, hold.run, error)
             hold.lose(unavailable(error))
 
     # ------------------------------------------------------------------ heartbeat
@@ -469,28 +476,10 @@ class Connection:
         if reader is not None:
             reader.open()  # it sees that it is not wanted any more
 
-    def _after_fork(self) -> None:
+    def after_fork(self) -> None:
         """In a child: the copy of the descriptor is closed, and nothing is inherited but what runs are joined."""
         stream, runs = self._stream, self.runs.all()
         self._reset()
         self.runs.add_all(runs)
         if stream is not None:
             stream.close()
-
-
-_all: weakref.WeakSet[Connection] = weakref.WeakSet()
-
-
-def _forked() -> None:
-    for connection in list(_all):
-        connection._after_fork()
-
-
-def _exit() -> None:
-    for connection in list(_all):
-        connection.close()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forked)
-atexit.register(_exit)

@@ -96,10 +96,21 @@ class TimeoutError(RunstateError, builtins.TimeoutError):
         super().__init__(message, code=code, **kw)
 
 
+class FailedElsewhere(Exception):
+    """Where a function has failed in another process, as text: the cause of the errors that tell of it."""
+
+    def __str__(self) -> str:
+        return "\n" + str(self.args[0]) if self.args else ""
+
+
 class OnceFailedError(RunstateError):
-    """A once function failed `attempts` times; the message is `<Type>: <message>` of the last failure."""
+    """A once function failed `attempts` times; the message is `<Type>: <message>` of the last failure.
+
+    `traceback` is the last failure's as text, where it is known.
+    """
 
     attempts: int
+    traceback: str | None = None
 
     def __init__(self, message: str, attempts: int) -> None:
         super().__init__(message, code="ONCE_FAILED")
@@ -109,11 +120,13 @@ class OnceFailedError(RunstateError):
 class TaskFailedError(RunstateError):
     """A job failed for good (`job_id` is set), or a gather cannot reach its need (`job_id` is None).
 
-    `reason` is the daemon's raw reason, the message where there is none.
+    `reason` is the daemon's raw reason, the message where there is none. `traceback` is the handler's as text, where it
+    is known.
     """
 
     job_id: str | None
     reason: str
+    traceback: str | None = None
 
     def __init__(self, message: str, *, job_id: str | None = None, reason: str | None = None) -> None:
         super().__init__(message, code="TASK_FAILED")
@@ -194,6 +207,14 @@ RETRYABLE = frozenset(
 
 # The hosted API answers an oversized payload with the general code; only its text tells it apart.
 _TOO_LARGE = re.compile(r"exceeds [0-9]+ bytes")
+
+
+def failed_elsewhere(error: OnceFailedError | TaskFailedError, traceback: str | None) -> RunstateError:
+    """The error, which says with its cause where the function has failed; ready to raise."""
+    error.traceback = traceback
+    if traceback is not None:
+        error.__cause__ = FailedElsewhere(traceback)
+    return error
 
 
 def map_error(

@@ -74,7 +74,7 @@ def _collect(
     from . import wire
 
     accepted: list[Any] = []
-    first_failure: str | None = None
+    first_failure: wire.JobView | None = None
     waiting: dict[str, list[Any]] = {}
     for job, item in zip(group.jobs, items, strict=True):
         waiting.setdefault(job, []).append(item)  # the same input twice is the same job, and counts twice
@@ -90,7 +90,7 @@ def _collect(
         for view in answer.reply.jobs:
             for item in waiting.pop(view.job, ()):
                 if view.state != "succeeded":
-                    first_failure = first_failure or view.reason or view.state
+                    first_failure = first_failure or view
                     continue
                 result = payloads.decode(view.result)
                 if accept is None or (yield Run(accept, (result, item), {}, _around(queue, binding), may_await=True)):
@@ -99,10 +99,13 @@ def _collect(
                     return accepted
         left = sum(len(same) for same in waiting.values())
         if wanted is not None and len(accepted) + left < wanted:
-            reason = first_failure or f"only {len(accepted) + left} results can still be accepted"
-            raise errors.TaskFailedError(
+            reason, traceback = f"only {len(accepted) + left} results can still be accepted", None
+            if first_failure is not None:
+                reason, traceback = first_failure.reason or first_failure.state, first_failure.traceback
+            failed = errors.TaskFailedError(
                 f"gather on {queue.name} cannot reach {wanted}: {reason.removeprefix('handler_error: ')}", reason=reason
             )
+            raise errors.failed_elsewhere(failed, traceback)
     return accepted
 
 

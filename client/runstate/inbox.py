@@ -9,6 +9,7 @@ let go of it. Both orders are looked at: the task holds it when the call is park
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,8 @@ from .holds import GRANTING, Hold, Holds, granted
 if TYPE_CHECKING:
     import asyncio
     import threading
+
+log = logging.getLogger(__name__)
 
 _NO_HOLDS: dict[int, Hold] = {}
 
@@ -123,6 +126,7 @@ class Inbox:
         elif isinstance(push, wire.LeaseLost):
             hold = self._holds.get(push.token)
             if hold is not None:
+                log.warning("lost the hold %d in the run %s: %s", hold.token, hold.run, push.reason)
                 hold.lose(errors.LeaseLostError(f"the hold on the work is lost: {push.reason}", code="LEASE_LOST"))
         elif isinstance(push, wire.RunEnded):
             code = "DEADLINE_EXCEEDED" if push.state == "expired" else "SCOPE_CANCELLED"

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from . import errors, functions, keys, payloads, units, wrapping
+from . import errors, functions, keys, payloads, tracebacks, units, wrapping
 from .context import inherited, within
 from .signals import Combined
 from .steps import Run, Steps
@@ -80,10 +80,15 @@ def call(spec: Once, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Steps[Any
         if isinstance(reply, wire.OnceDone):
             return payloads.decode(reply.result)
         if isinstance(reply, wire.OnceFailed):
-            raise errors.OnceFailedError(reply.error, reply.attempts)
+            failed = errors.OnceFailedError(reply.error, reply.attempts)
+            raise errors.failed_elsewhere(failed, reply.traceback)
         from .results import RunContext
 
         hold = answer.holds[reply.token]
+        if reply.takeovers:
+            from .failures import took_over
+
+            took_over("once", key)
         signal = Combined(binding.signal, hold.signal)
         try:
             around = RunContext(info, signal, reply.attempt, key)
@@ -140,7 +145,14 @@ def _failed(spec: Once, hold: Hold, key: str, error: Exception) -> Steps[None]:
     assert hold.run is not None, "a once hold belongs to a run"
     text = payloads.error_text(error)
     try:
-        answer = yield wire.OnceFail(run=hold.run, key=key, token=hold.token, error=text, attempts=spec.attempts)
+        answer = yield wire.OnceFail(
+            run=hold.run,
+            key=key,
+            token=hold.token,
+            error=text,
+            attempts=spec.attempts,
+            traceback=tracebacks.text(error),
+        )
     except errors.LeaseLostError as lost:
         hold.settle()
         raise _lost(hold, lost) from error
@@ -151,7 +163,9 @@ def _failed(spec: Once, hold: Hold, key: str, error: Exception) -> Steps[None]:
         return  # the caller's own exception matters more than that it could not be recorded
     hold.settle()
     if answer.reply.failed:
-        raise errors.OnceFailedError(text, answer.reply.attempts) from error
+        failed = errors.OnceFailedError(text, answer.reply.attempts)
+        failed.traceback = tracebacks.text(error)
+        raise failed from error
 
 
 def _check_process(hold: Hold) -> None:

@@ -48,13 +48,14 @@ class Queue:
         self._concurrency = units.whole(CONCURRENCY if concurrency is None else concurrency, "concurrency")
         self._key = key
         self._resources = resources
+        self._successor: Queue | None = None
         self._is_async = handler is not None and functions.kind(handler) == functions.COROUTINE
         if handler is not None:
             for attribute in ("__name__", "__qualname__", "__module__", "__doc__"):
                 if hasattr(handler, attribute):
                     setattr(self, attribute, getattr(handler, attribute))
             self.__wrapped__ = handler
-            client._core.queues.append(self)
+            self._register(client._core.queues)
 
     @property
     def name(self) -> str:
@@ -101,6 +102,33 @@ class Queue:
             key=self._key,
             resources=self._resources,
         )
+
+    def _register(self, queues: list[Queue]) -> None:
+        """Of two handlers of one queue the last one is served: a notebook's cell that is run again mends the first."""
+        for number, before in enumerate(queues):
+            if before._name == self._name and before._client._is_same_run(self._client):
+                self._takes_the_place_of(before)
+                before._successor = self
+                queues[number] = self
+                return
+        queues.append(self)
+
+    def _takes_the_place_of(self, before: Queue) -> None:
+        import logging
+
+        logging.getLogger(__name__).warning(
+            "queue %s has a new handler, %s: it is served in the place of the one before, %s",
+            self._name,
+            units.shown(self._handler),
+            units.shown(before._handler),
+        )
+
+    def _latest(self) -> Queue:
+        """The one that was decorated last in its place."""
+        found = self
+        while found._successor is not None:
+            found = found._successor
+        return found
 
     def _declared_attempts(self) -> int | None:
         """What to declare on the way: whoever has the handler, or names attempts, declares the queue."""
@@ -204,7 +232,8 @@ class Job:
             return payloads.decode(view.result)
         if view.state == "failed":
             reason = view.reason or "failed"
-            raise errors.TaskFailedError(reason.removeprefix(HANDLER_ERROR), job_id=self._id, reason=reason)
+            failed = errors.TaskFailedError(reason.removeprefix(HANDLER_ERROR), job_id=self._id, reason=reason)
+            raise errors.failed_elsewhere(failed, view.traceback)
         if view.state == "cancelled":
             raise self._bound.cut_off(f"job {self._id} was cut off: its run is over")
         raise errors.TimeoutError(f"job {self._id} in {self._queue} had not ended after {timeout} (it is {view.state})")

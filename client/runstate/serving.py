@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import inspect
 import logging
 import signal as signals_of_os
@@ -20,7 +21,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from . import errors, payloads, units, wire
+from . import errors, failures, payloads, units, wire
 from .context import enter, leave
 from .holds import Hold
 from .queues import ATTEMPTS, Queue
@@ -37,19 +38,26 @@ log = logging.getLogger(__name__)
 DRAIN_S = 30.0
 RETRY_S_MIN = 0.25  # after trouble with taking jobs ...
 RETRY_S_MAX = 10.0  # ... doubling up to this
+TAKEN_OVER = ("worker_died", "lease_expired")  # what ended the delivery before
 PLACES_MAX = 1_000  # of one queue in one process, as the wire allows
 
 
 class Source:
     """One queue that is served, in one run."""
 
-    def __init__(self, queue: Queue, concurrency: int | None) -> None:
-        self.queue = queue
+    def __init__(self, queue: Queue, concurrency: int | None, *, is_picked: bool = True) -> None:
+        self._queue = queue
+        self._is_picked = is_picked
         self.client: Runstate = queue._client
         self.free = min(queue._concurrency if concurrency is None else concurrency, PLACES_MAX)
         self.changed = asyncio.Event()
         self.info: RunInfo | None = None
         self.scale = 0  # of the budget, if there is one
+
+    @property
+    def queue(self) -> Queue:
+        """The queue; one that was not picked by hand is the one that was decorated last under its name."""
+        return self._queue if self._is_picked else self._queue._latest()
 
     async def declare(self) -> None:
         """Joins the run and declares the queue and what its jobs need. Raises StoppedError, ConflictError,
@@ -94,6 +102,7 @@ class Worker:
                 await source.declare()
             except errors.StoppedError as error:
                 raise source.client._binding().noted(error)  # noqa: B904
+        self._sources = _one_of_each(self._sources)
         loops = [asyncio.ensure_future(self._take_jobs(source)) for source in self._sources]
         stopped = asyncio.ensure_future(self._stop.wait())
         try:
@@ -149,7 +158,8 @@ class Worker:
                 return
             except (errors.AuthError, errors.ConfigError):
                 raise
-            except errors.RunstateError:
+            except errors.RunstateError as error:
+                log.warning("queue %s: no jobs for now, next try in %g s: %s", source.queue.name, pause, error)
                 await asyncio.sleep(pause)
                 pause = min(RETRY_S_MAX, pause * 2)
                 continue
@@ -166,21 +176,26 @@ class Worker:
     async def _handle(self, source: Source, job: wire.JobGrant, hold: Hold) -> None:
         connection = source.client._connection()
         outcome: wire.Request[wire.JobView]
+        queue = source.queue
+        if job.reason in TAKEN_OVER:
+            failures.took_over(f"queue {queue.name}", f"job {job.job} ({job.key})")
         try:
-            outcome = await self._outcome(source, job, hold)
+            outcome = await self._outcome(source, queue, job, hold)
         except BaseException:
             # Cancelled. A coroutine has ended: its job goes to another worker, no attempt is counted. A thread goes on,
             # and keeps its job until it ends or the process does: it must not be done twice at the same time.
-            if source.queue._is_async:
+            if queue._is_async:
                 hold.release()
             raise
         finally:
             source.give_place()
         try:
             await connection.acall(outcome)
-        except (errors.LeaseLostError, errors.StoppedError):
-            hold.settle()  # somebody else has the job now: the result is dropped quietly
-        except errors.RunstateError:
+        except (errors.LeaseLostError, errors.StoppedError) as error:
+            failures.not_taken(queue, job, error)
+            hold.settle()  # somebody else has the job now
+        except errors.RunstateError as error:
+            failures.not_taken(queue, job, error)
             hold.release()
         except BaseException:
             hold.release()
@@ -188,28 +203,30 @@ class Worker:
         else:
             hold.settle()
 
-    async def _outcome(self, source: Source, job: wire.JobGrant, hold: Hold) -> wire.Request[wire.JobView]:
+    async def _outcome(
+        self, source: Source, queue: Queue, job: wire.JobGrant, hold: Hold
+    ) -> wire.Request[wire.JobView]:
         """Runs the handler; what to record."""
         around = RunContext(RunInfo(job.run, job.run_name or CHILD_NAME), hold.signal, job.attempt, job.key)
         try:
-            result = await self._run_handler(source.queue, payloads.decode(job.input), around, hold)
+            result = await self._run_handler(queue, payloads.decode(job.input), around, hold)
         except asyncio.CancelledError:
             if self._stop.is_set():
                 raise
-            return wire.QueuesFail(job=job.job, token=job.token, error="CancelledError: the handler cancelled itself")
+            return failures.of_job(queue, job, asyncio.CancelledError("the handler cancelled itself"))
         except BaseException as error:  # SystemExit too: a handler must not take the worker down
-            return wire.QueuesFail(job=job.job, token=job.token, error=payloads.error_text(error))
+            return failures.of_job(queue, job, error)
         try:
-            text = payloads.encode(f"the result of {source.queue.name}", result)
-        except errors.ResultTooLargeError:
-            error_text = f"{source.queue.name} returned a result over 64 KB"
-            return wire.QueuesFail(job=job.job, token=job.token, error=error_text, retry=False)
+            text = payloads.encode(f"the result of {queue.name}", result)
+        except errors.ResultTooLargeError as error:
+            return failures.of_job(queue, job, error, retry=False)
         except errors.ConfigError as error:
-            return wire.QueuesFail(job=job.job, token=job.token, error=payloads.error_text(error))
+            return failures.of_job(queue, job, error)
         try:
             costs = source.costs(job, result)
         except errors.ConfigError as error:
-            log.error("job %s: %s", job.job, error)  # the result counts; without a cost the reserve is charged
+            # The result counts; without a cost the reserve is charged.
+            log.error("queue %s: job %s: %s", queue.name, job.job, error, exc_info=error)
             costs = {}
         return wire.QueuesComplete(job=job.job, token=job.token, result=text, costs=costs)
 
@@ -226,7 +243,7 @@ class Worker:
         done: asyncio.Future[Any] = loop.create_future()
 
         def work() -> None:
-            enter(around, hold.token)  # the thread's own context: it ends with the thread
+            enter(around, hold.token)  # in a context of the thread's own: it ends with the thread
             try:
                 result, error = handler(input), None
             except BaseException as raised:
@@ -234,7 +251,8 @@ class Worker:
             # ``hold`` is referred to by this function, so a thread that outlives the drain keeps its job.
             _hand_over(loop, done, result, error)
 
-        threading.Thread(target=work, name=f"runstate-{queue.name}", daemon=True).start()
+        context = contextvars.copy_context()  # of whoever called serve(), as a coroutine has it
+        threading.Thread(target=context.run, args=(work,), name=f"runstate-{queue.name}", daemon=True).start()
         result = await done
         if not inspect.isawaitable(result):
             return result
@@ -355,7 +373,19 @@ def sources(client: Runstate, concurrency: int | None, queues: Sequence[Queue] |
             raise errors.ConfigError(f"queue {queue.name} has no handler in this process, so it cannot be served")
     if not chosen:
         raise errors.ConfigError("there is no queue with a handler to serve: decorate one with @queue(name)")
-    return [Source(queue, concurrency) for queue in dict.fromkeys(chosen)]
+    return [Source(queue, concurrency, is_picked=queues is not None) for queue in dict.fromkeys(chosen)]
+
+
+def _one_of_each(sources: Sequence[Source]) -> list[Source]:
+    """Of two handlers of one queue in one run the last one serves."""
+    found: dict[tuple[str, str], Source] = {}
+    for source in sources:
+        assert source.info is not None, "declared before"
+        before = found.pop((source.info.id, source.queue.name), None)
+        if before is not None:
+            source.queue._takes_the_place_of(before.queue)
+        found[source.info.id, source.queue.name] = source
+    return list(found.values())
 
 
 async def _wait(tasks: set[asyncio.Task[None]], timeout: float) -> None:

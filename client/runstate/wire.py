@@ -46,6 +46,7 @@ Key = Annotated[str, Meta(min_length=1, max_length=512)]
 Id = Annotated[str, Meta(min_length=1, max_length=64)]
 Label = Annotated[str, Meta(max_length=512)]
 Text = Annotated[str, Meta(max_length=4_000)]
+Traceback = Annotated[str, Meta(max_length=16_000)]
 Token = Annotated[int, Meta(ge=1, le=NUMBER_MAX)]
 Number = Annotated[int, Meta(ge=0, le=NUMBER_MAX)]  # of a request, an event, an arrival, a job that ended
 Version = Annotated[int, Meta(ge=0, le=2**31)]
@@ -294,12 +295,14 @@ class RunsGet(Request[RunView], tag="runs.get", frozen=True):
 
 
 class OnceGranted(Reply, tag="once.granted", frozen=True):
-    """The caller is to run the function. ``attempt`` = failures so far + 1."""
+    """The caller is to run the function. ``attempt`` = failures so far + 1; ``takeovers``: how often a holder has died
+    or fallen silent before."""
 
     kept: ClassVar[bool] = True
     token: int
     attempt: int
     secret: str = ""
+    takeovers: int = 0
 
 
 class OnceDone(Reply, tag="once.done", frozen=True):
@@ -309,10 +312,11 @@ class OnceDone(Reply, tag="once.done", frozen=True):
 
 
 class OnceFailed(Reply, tag="once.failed", frozen=True):
-    """The key has failed for good."""
+    """The key has failed for good. ``traceback``: of its last failure, as text, where that has one."""
 
     attempts: int
     error: str
+    traceback: str | None = None
 
 
 class OnceHeld(Reply, tag="once.held", frozen=True):
@@ -376,6 +380,7 @@ class OnceFail(Request[OnceFailCounted], tag="once.fail", frozen=True):
     error: Text
     attempts: Attempts = 3
     secret: Secret = ""
+    traceback: Traceback | None = None  # as text, for people
 
 
 # ---------------------------------------------------------------------------------------------------- queues
@@ -425,7 +430,8 @@ class QueuesDeclare(Request[QueueView], tag="queues.declare", frozen=True):
 
 class JobView(Reply, tag="job", frozen=True):
     """A job. ``state``: ready, delayed, running, succeeded, failed or cancelled. ``reason`` says why it failed:
-    ``handler_error: <Type>: <message>``, ``worker_died``, ``lease_expired``, or ``scope_cancelled`` (its run ended)."""
+    ``handler_error: <Type>: <message>``, ``worker_died``, ``lease_expired``, or ``scope_cancelled`` (its run ended);
+    ``traceback`` is that of a handler's last failure, as text."""
 
     kept: ClassVar[bool] = True
     job: str
@@ -433,6 +439,7 @@ class JobView(Reply, tag="job", frozen=True):
     attempt: int = 0
     result: str | None = None
     reason: str | None = None
+    traceback: str | None = None
 
 
 class QueuesSend(Request[JobView], tag="queues.send", frozen=True):
@@ -475,6 +482,7 @@ class JobGrant(Struct, kw_only=True, omit_defaults=True, frozen=True):
     input: str
     attempt: int
     source: int = 0
+    reason: str | None = None  # what ended the delivery before, as in ``JobView``
     reservations: tuple[str, ...] = ()  # of budgets, in the order of the needs
     secret: str = ""  # of the token, and of its reservations
 
@@ -519,6 +527,7 @@ class QueuesFail(Request[JobView], tag="queues.fail", frozen=True):
     error: Text
     retry: bool = True
     secret: Secret = ""
+    traceback: Traceback | None = None  # as text, for people
 
 
 # ---------------------------------------------------------------------------------------------------- limits

@@ -1,5 +1,6 @@
 """Jobs: their rows, the counts of them by state, and what is told of them. The rules are in queues.py."""
 
+import zlib
 from dataclasses import dataclass
 
 from runstate import wire
@@ -7,9 +8,16 @@ from runstated.domain import leases, runs
 from runstated.store.tx import Tx, must
 from runstated.waits import Topic
 
-KIND = "job"
+# Version 8: where a handler has failed.
+SCHEMA_TRACEBACK = """
+ALTER TABLE jobs ADD COLUMN traceback TEXT;
+"""
 
-COLUMNS = "job, space, queue, run, key, state, attempt, input, result, reason, token"
+KIND = "job"
+BACKOFF_MS_MIN = 500
+BACKOFF_MS_MAX = 30_000
+
+COLUMNS = "job, space, queue, run, key, state, attempt, input, result, reason, token, traceback"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +35,7 @@ class Job:
     result: str | None
     reason: str | None
     token: int | None
+    traceback: str | None
 
 
 def signal(job: Job) -> Topic:
@@ -100,12 +109,13 @@ def move(
     token: int | None = None,
     due_ms: int | None = None,
     reason: str | None = None,
+    traceback: str | None = None,
     ended_ms: int | None = None,
     counted: bool = True,
 ) -> None:
     changed = tx.run(
         "UPDATE jobs SET state = :state, attempt = :attempt, token = :token, due_ms = :due_ms, reason = :reason,"
-        " ended_ms = :ended_ms WHERE job = :job AND state = :before",
+        " traceback = :traceback, ended_ms = :ended_ms WHERE job = :job AND state = :before",
         job=job.job,
         before=job.state,
         state=state,
@@ -113,6 +123,7 @@ def move(
         token=job.token if token is None else token,
         due_ms=due_ms,
         reason=reason,
+        traceback=traceback,
         ended_ms=ended_ms,
     )
     must(changed == 1, "a job is moved from the state it was read in")
@@ -135,7 +146,14 @@ def count(tx: Tx, space: str, queue: str, before: str | None, after: str | None)
 
 
 def view(job: Job) -> wire.JobView:
-    return wire.JobView(job=job.job, state=job.state, attempt=job.attempt, result=job.result, reason=job.reason)
+    return wire.JobView(
+        job=job.job,
+        state=job.state,
+        attempt=job.attempt,
+        result=job.result,
+        reason=job.reason,
+        traceback=job.traceback,
+    )
 
 
 def seen(tx: Tx, job: Job) -> wire.JobView:
@@ -158,6 +176,17 @@ def ended_since(tx: Tx, run: str, after: int) -> list[tuple[int, wire.JobView]]:
         after=after,
     )
     return [(row[0], view(Job(*row[1:]))) for row in rows]
+
+
+def backoff_ms(job: str, attempt: int) -> int:
+    """The pause after a failed attempt: doubling from half a second to 30 s, with up to 25 % of jitter either way.
+
+    The jitter comes from the job's id and attempt, so that a batch of jobs that failed together does not return
+    together, and a replay gives the same times.
+    """
+    pause = min(BACKOFF_MS_MAX, BACKOFF_MS_MIN * 2 ** min(attempt - 1, 10))
+    share = zlib.crc32(f"{job}/{attempt}".encode()) / 0xFFFFFFFF
+    return int(max(BACKOFF_MS_MIN, min(BACKOFF_MS_MAX, pause * (0.75 + share / 2))))
 
 
 def emit(tx: Tx, event: str, run: str, job: str, key: str, queue: str, **more: object) -> None:

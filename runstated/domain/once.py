@@ -31,6 +31,11 @@ CREATE TABLE once_keys (
 );
 """
 
+# Version 8: where the function has failed.
+SCHEMA_TRACEBACK = """
+ALTER TABLE once_keys ADD COLUMN traceback TEXT;
+"""
+
 KIND = "once"
 
 
@@ -45,13 +50,13 @@ def acquire(tx: Tx, request: wire.OnceAcquire) -> wire.OnceGranted | wire.OnceDo
     """The result, the final failure, or the right to run the function; waits while somebody else runs it."""
     run, key = request.run, request.key
     deadline_ms = runs.active(tx, run).deadline_ms
-    state, failures, result, error = _stored(tx, run, key)
+    state, failures, takeovers, result, error, traceback = _stored(tx, run, key)
     if state == "done":
         done = wire.OnceDone(result=result)
         tx.settled(run, key, deadline_ms, done)
         return done
     if state == "failed":
-        return wire.OnceFailed(attempts=failures, error=error)
+        return wire.OnceFailed(attempts=failures, error=error, traceback=traceback)
     place = line(run, key)
     if state == "held" or tx.ahead(place):
         return _wait(run, key)
@@ -63,18 +68,18 @@ def acquire(tx: Tx, request: wire.OnceAcquire) -> wire.OnceGranted | wire.OnceDo
         key=key,
     )
     must(changed == 1, "only an open key is granted")
-    return wire.OnceGranted(token=token, attempt=failures + 1, secret=secret)
+    return wire.OnceGranted(token=token, attempt=failures + 1, takeovers=takeovers, secret=secret)
 
 
 def look(tx: Tx, request: wire.OnceGet) -> wire.OnceOpen | wire.OnceHeld | wire.OnceDone | wire.OnceFailed | Parked:
     """How the key stands; waits in its line while it is held, and takes nothing when it comes up."""
     run, key = request.run, request.key
     runs.active(tx, run)
-    state, failures, result, error = _stored(tx, run, key)
+    state, failures, _, result, error, traceback = _stored(tx, run, key)
     if state == "done":
         return wire.OnceDone(result=result)
     if state == "failed":
-        return wire.OnceFailed(attempts=failures, error=error)
+        return wire.OnceFailed(attempts=failures, error=error, traceback=traceback)
     if state == "open":
         return wire.OnceOpen(attempts=failures)
     return _wait(run, key)
@@ -120,18 +125,20 @@ def fail(tx: Tx, request: wire.OnceFail) -> wire.OnceFailCounted | Refusal:
     if lease is None:
         raise leases.LeaseGone(f"the hold on {key} is gone: somebody else may have taken it over")
     row = tx.one(
-        "UPDATE once_keys SET failures = failures + 1, error = :error,"
+        "UPDATE once_keys SET failures = failures + 1, error = :error, traceback = :traceback,"
         " state = CASE WHEN failures + 1 >= :attempts THEN 'failed' ELSE 'open' END"
         " WHERE run = :run AND key = :key AND state = 'held' RETURNING state, failures",
         run=run,
         key=key,
         error=request.error,
+        traceback=request.traceback,
         attempts=request.attempts,
     )
     assert row is not None, "who holds the lease holds the key"
     state, failures = row
     if state == "failed":
-        tx.answer(line(run, key), wire.OnceFailed(attempts=failures, error=request.error))
+        failed = wire.OnceFailed(attempts=failures, error=request.error, traceback=request.traceback)
+        tx.answer(line(run, key), failed)
         _emit(tx, "once.failed", run, key, error=request.error, attempts=failures)
     else:
         tx.wake(line(run, key))
@@ -169,11 +176,13 @@ def tidy(tx: Tx, run: str, many: int) -> int:
 
 
 def _stored(tx: Tx, run: str, key: str) -> Row:
-    """State, failures, result and error of a key."""
+    """State, failures, takeovers, result, error and traceback of a key."""
     row = tx.one(
-        "SELECT state, failures, result, error FROM once_keys WHERE run = :run AND key = :key", run=run, key=key
+        "SELECT state, failures, takeovers, result, error, traceback FROM once_keys WHERE run = :run AND key = :key",
+        run=run,
+        key=key,
     )
-    return row or ("open", 0, None, None)
+    return row or ("open", 0, 0, None, None, None)
 
 
 def _wait(run: str, key: str) -> Parked:

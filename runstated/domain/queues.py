@@ -14,8 +14,6 @@ a job that kills its workers ends. The same key in a run is the same job, finish
 lines (queue, run) of their queues; a job that becomes ready wakes the line of its own run and of each run above.
 """
 
-import zlib
-
 from runstate import wire
 from runstated.domain import budgets, jobs, leases, needs, payloads, runs
 from runstated.store.tx import Conflict, NotFound, Parked, Refusal, Tx, ValidationFailed
@@ -87,8 +85,6 @@ CREATE INDEX queues_by_needs ON queues (needs) WHERE needs > 0;
 """
 
 KIND = jobs.KIND
-BACKOFF_MS_MIN = 500
-BACKOFF_MS_MAX = 30_000
 DUE_IN_ONE_STEP = 200
 GRANTED_BYTES_MAX = 4 * 1024 * 1024  # inputs in one reply: half of what a frame may be
 GRANTED_JOBS_MAX = 50  # jobs in one reply: some 10 ms of the writer's time
@@ -252,8 +248,8 @@ def fail(tx: Tx, request: wire.QueuesFail) -> wire.JobView | Refusal:
         return refused
     reason = f"handler_error: {request.error}"
     if not request.retry or job.attempt >= jobs.attempts(tx, job):
-        return _failed(tx, job, reason)
-    due = tx.now_ms + backoff_ms(job.job, job.attempt)
+        return _failed(tx, job, reason, request.traceback)
+    due = tx.now_ms + jobs.backoff_ms(job.job, job.attempt)
     jobs.move(tx, job, "delayed", due_ms=due, reason=reason)
     needs.suspect(tx, jobs.needs_and_age(tx, job)[0])
     tx.due(due)
@@ -275,9 +271,10 @@ def gone(tx: Tx, lease: leases.Lease, how: str) -> None:
     if runs.refusal(run, tx.now_ms) is not None:
         return  # cancelled with its run; tidied with it
     if how != "released" and job.attempt >= jobs.attempts(tx, job):
-        _failed(tx, job, "worker_died" if how == "died" else "lease_expired")
+        _failed(tx, job, _without_outcome(how))
         return
-    jobs.move(tx, job, "ready", attempt=job.attempt - (how == "released"))
+    ended = None if how == "released" else _without_outcome(how)
+    jobs.move(tx, job, "ready", attempt=job.attempt - (how == "released"), reason=ended)
     needs.suspect(tx, jobs.needs_and_age(tx, job)[0])
     _wake(tx, job.queue, run)
 
@@ -315,17 +312,6 @@ def tidy(tx: Tx, run: str, many: int) -> int:
     for number in {number for *_, number in rows}:
         needs.forget(tx, number)
     return len(rows)
-
-
-def backoff_ms(job: str, attempt: int) -> int:
-    """The pause after a failed attempt: doubling from half a second to 30 s, with up to 25 % of jitter either way.
-
-    The jitter comes from the job's id and attempt, so that a batch of jobs that failed together does not return
-    together, and a replay gives the same times.
-    """
-    pause = min(BACKOFF_MS_MAX, BACKOFF_MS_MIN * 2 ** min(attempt - 1, 10))
-    share = zlib.crc32(f"{job}/{attempt}".encode()) / 0xFFFFFFFF
-    return int(max(BACKOFF_MS_MIN, min(BACKOFF_MS_MAX, pause * (0.75 + share / 2))))
 
 
 # ---------------------------------------------------------------------------------------------------- helpers
@@ -415,9 +401,14 @@ def _start(tx: Tx, job: jobs.Job, wants: needs.Wants, lease_ms: int, source: int
         input=job.input,
         attempt=job.attempt + 1,
         source=source,
+        reason=job.reason,
         reservations=needs.take(tx, wants, job.run, token),
         secret=secret,
     )
+
+
+def _without_outcome(how: str) -> str:
+    return "worker_died" if how == "died" else "lease_expired"
 
 
 def _settle(tx: Tx, request: wire.QueuesComplete) -> None:
@@ -448,8 +439,8 @@ def _not_held(tx: Tx, job: jobs.Job, lease: leases.Lease | None) -> Refusal | No
     return None
 
 
-def _failed(tx: Tx, job: jobs.Job, reason: str) -> wire.JobView:
-    jobs.move(tx, job, "failed", reason=reason, ended_ms=tx.now_ms, counted=False)
+def _failed(tx: Tx, job: jobs.Job, reason: str, traceback: str | None = None) -> wire.JobView:
+    jobs.move(tx, job, "failed", reason=reason, traceback=traceback, ended_ms=tx.now_ms, counted=False)
     tx.run("UPDATE jobs SET finish = :finish WHERE job = :job", finish=tx.next("finish"), job=job.job)
     failed = jobs.row(tx, job.job)
     assert failed is not None, "it was there a statement ago"

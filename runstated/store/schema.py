@@ -6,7 +6,21 @@ from version n to n + 1. A statement that has been released is never changed; a 
 
 import sqlite3
 
-from runstated.domain import barriers, budgets, keys, leases, limits, needs, once, queues, runs, sessions, slots, timers
+from runstated.domain import (
+    barriers,
+    budgets,
+    jobs,
+    keys,
+    leases,
+    limits,
+    needs,
+    once,
+    queues,
+    runs,
+    sessions,
+    slots,
+    timers,
+)
 
 APPLICATION_ID = 0x52554E53  # "RUNS", so that `file` and we can tell our database from another
 
@@ -76,6 +90,8 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         sessions.SCHEMA_8,
         budgets.SCHEMA_8,
         REPLIES_OF_CALLER,
+        once.SCHEMA_TRACEBACK,
+        jobs.SCHEMA_TRACEBACK,
     ),
 )
 VERSION = len(MIGRATIONS)

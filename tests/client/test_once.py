@@ -73,7 +73,7 @@ for _ in range(3):
         "own always",
         "attempt 2",
         "2 ValueError: always ValueError",
-        "2 ValueError: always NoneType",
+        "2 ValueError: always FailedElsewhere",
     ]
 
 

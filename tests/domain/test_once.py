@@ -269,6 +269,15 @@ def test_fail_for_good_reaches_those_who_wait(h: Harness, a: Client, b: Client, 
     assert h.events(run)[-1] == "once.failed"
 
 
+def test_a_key_that_failed_keeps_the_traceback_of_its_last_failure(h: Harness, a: Client, b: Client, run: str) -> None:
+    for attempt, text in ((1, "first"), (2, "second")):
+        token = a.ask(acquire(run)).token
+        waits = b.waits(acquire(run)) if attempt == 2 else None
+        a.ask(wire.OnceFail(run=run, key="k", token=token, error="E: no", attempts=2, traceback=text))
+    assert waits is not None
+    assert waits.reply == a.ask(acquire(run)) == wire.OnceFailed(attempts=2, error="E: no", traceback="second")
+
+
 def test_a_repeat_of_fail_counts_once(h: Harness, a: Client, run: str) -> None:
     failed = a.submit(fail(run, a.ask(acquire(run)).token))
     assert failed.repeat().reply == failed.reply
@@ -307,6 +316,7 @@ def test_a_lapse_hands_the_key_on_as_a_takeover_and_not_a_failure(h: Harness, a:
     waits = b.waits(acquire(run))
     h.pass_ms(LEASE_MS)
     assert is_granted(waits.reply, 2, 1)
+    assert waits.reply.takeovers == 1
     assert state(h) == ("held", 0, 1)
 
 
@@ -315,6 +325,7 @@ def test_a_death_hands_the_key_on_at_once_as_a_takeover(h: Harness, a: Client, b
     waits = b.waits(acquire(run))
     a.die()
     assert is_granted(waits.reply, 2, 1)
+    assert waits.reply.takeovers == 1
     assert state(h) == ("held", 0, 1)
 
 

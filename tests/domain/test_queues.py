@@ -1,9 +1,10 @@
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from runstate import wire
-from runstated.domain import queues
+from runstated.domain import jobs
 from tests.harness import Client, Harness
 
 LEASE_MS = 30_000
@@ -357,7 +358,7 @@ def test_fail_delays_the_job_and_it_comes_back_when_its_pause_is_over(
     job = a.ask(send(run)).job
     assert w.ask(fail(take(w, run))).state == "delayed"
     waits = w.waits(admit(run))
-    pause = queues.backoff_ms(job, 1)
+    pause = jobs.backoff_ms(job, 1)
     h.pass_ms(pause - 1)
     assert waits.reply is None
     h.pass_ms(1)
@@ -409,7 +410,7 @@ def test_more_due_jobs_than_one_step_takes_all_become_ready(h: Harness, a: Clien
 
 def test_the_pause_doubles_from_half_a_second_to_half_a_minute_with_jitter() -> None:
     for attempt, middle in ((1, 500), (2, 1_000), (3, 2_000), (6, 16_000), (7, 30_000), (50, 30_000)):
-        pauses = {queues.backoff_ms(f"j{number}-test", attempt) for number in range(200)}
+        pauses = {jobs.backoff_ms(f"j{number}-test", attempt) for number in range(200)}
         assert min(pauses) >= max(500, middle * 0.75)
         assert max(pauses) <= min(30_000, middle * 1.25)
         assert len(pauses) > 50, "jobs that failed together must not return together"
@@ -607,3 +608,27 @@ def test_a_job_of_a_run_goes_to_its_oldest_worker_whether_it_takes_those_below_o
         assert [len(request.reply.jobs) if request.reply else 0 for request in waits] == [1] * (number + 1) + [0] * (
             2 - number
         )
+
+
+def test_a_delivery_says_what_ended_the_one_before(h: Harness, a: Client, w: Client, run: str) -> None:
+    a.ask(send(run, attempts=5))
+    assert take(w, run).reason is None
+    h.pass_ms(LEASE_MS)
+    lapsed = take(w, run)
+    assert lapsed.reason == "lease_expired"
+    w.ask(fail(lapsed))
+    h.pass_ms(60_000)
+    failed = take(w, run)
+    assert failed.reason == "handler_error: ValueError: no"
+    w.die()
+    died = take(h.session("other"), run)
+    assert (died.reason, died.attempt) == ("worker_died", failed.attempt + 1)
+
+
+def test_a_job_that_failed_keeps_the_traceback_of_its_last_failure(h: Harness, a: Client, w: Client, run: str) -> None:
+    job = a.ask(send(run)).job
+    again = msgspec.structs.replace(fail(take(w, run)), traceback="first")
+    assert w.ask(again).traceback is None
+    h.pass_ms(60_000)
+    w.ask(msgspec.structs.replace(fail(take(w, run), retry=False), traceback="second"))
+    assert view(a, job).traceback == "second"

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from runstate import wire
-from runstated.domain import queues
+from runstated.domain import jobs
 from tests.harness import Client, Harness, Request
 
 NAMES = ("a", "b", "c")
@@ -204,7 +204,7 @@ class QueuesMachine(RuleBasedStateMachine):
             job.state, job.result, job.reason = "succeeded", str(token), None
         elif how == "fail" and job.attempt < ATTEMPTS[job.queue]:
             job.state, job.reason = "delayed", "handler_error: E: x"
-            job.due_ms = self.h.clock.wall_ms() + queues.backoff_ms(job.job, job.attempt)
+            job.due_ms = self.h.clock.wall_ms() + jobs.backoff_ms(job.job, job.attempt)
         else:
             job.state, job.reason = "failed", "handler_error: E: x"
         assert (request.reply.state, request.reply.result) == (job.state, job.result)
