@@ -15,6 +15,7 @@ import msgspec
 
 from runstate import framing, wire
 from runstated import faults, overview, processes
+from runstated.accepting import Acceptor, QuietLog
 from runstated.access import Access
 from runstated.clock import Timer
 from runstated.engine import Engine
@@ -27,7 +28,6 @@ from runstated.settings import (
     HELLO_BYTES_MAX,
     HELLO_MS,
     LISTEN_BACKLOG,
-    REMOTE_CONNECTIONS_MAX,
 )
 
 log = logging.getLogger(__name__)
@@ -47,6 +47,8 @@ class Server:
         self.may_serve: Callable[[], bool] = lambda: True  # asked before each new connection is served
         self._overview = overview.Overview(engine, self.sessions, version=version, socket_path=socket_path)
         self._servers: list[asyncio.Server] = []
+        self.acceptor: Acceptor | None = None  # over TCP
+        self.log_of_strangers = QuietLog(log)
 
     async def listen(
         self, sock: socket.socket, tcp: socket.socket | None = None, tls: ssl.SSLContext | None = None
@@ -61,16 +63,16 @@ class Server:
             await loop.create_unix_server(partial(Connection, self), sock=sock, backlog=LISTEN_BACKLOG, **keep)
         )
         if tcp is not None:
-            limit: dict[str, Any] = {} if tls is None else {"ssl": tls, "ssl_handshake_timeout": HELLO_MS / 1000}
-            self._servers.append(
-                await loop.create_server(partial(Connection, self, "tcp"), sock=tcp, backlog=LISTEN_BACKLOG, **limit)
-            )
+            self.acceptor = Acceptor(tcp, partial(Connection, self, "tcp"), tls)
         self.sessions.listening()
 
     async def drain(self) -> None:
         """Accepts nobody any more, tells the clients to reconnect, waits until all that was submitted is committed."""
         for server in self._servers:
             server.close()
+        if self.acceptor is not None:
+            self.acceptor.close()
+            self.acceptor.sock.close()
         for connection in self.connections:
             connection.stop_reading()  # what comes from now on is for the next daemon: there must be an end to it
         self.sessions.drain()
@@ -89,6 +91,7 @@ class Connection(asyncio.Protocol):
         self._server = server
         self._over = over
         self._received = 0  # bytes before the hello
+        self._peer: Any = None  # the address of a client over TCP
         self._engine = server.engine
         self._splitter = framing.Splitter()
         self._transport: asyncio.Transport | None = None
@@ -124,13 +127,8 @@ class Connection(asyncio.Protocol):
     def _made_over_tcp(self) -> None:
         assert self._transport is not None, "it was made a moment ago"
         keep_alive(self._transport.get_extra_info("socket"))
-        count = self._server.connections_of.get(REMOTE, 0) + 1
-        self._server.connections_of[REMOTE] = count
-        self._pid = REMOTE
-        if count > REMOTE_CONNECTIONS_MAX:
-            self._fail(0, "UNAVAILABLE", f"there are more than {REMOTE_CONNECTIONS_MAX} connections over TCP")
-        else:
-            self._await_hello()
+        self._peer = self._transport.get_extra_info("peername")
+        self._await_hello()
 
     def _await_hello(self) -> None:
         if not self._server.may_serve():
@@ -143,11 +141,12 @@ class Connection(asyncio.Protocol):
         server.connections.discard(self)
         if not server.connections:
             server.all_gone.set()
-        left = server.connections_of.get(self._pid, 1) - 1
-        if left:
-            server.connections_of[self._pid] = left
-        else:
-            server.connections_of.pop(self._pid, None)
+        if self._over == "unix":
+            left = server.connections_of.pop(self._pid, 1) - 1
+            if left:
+                server.connections_of[self._pid] = left
+        elif server.acceptor is not None:
+            server.acceptor.lost(self._peer)
         for timer in (self._hello_timer, self._end_timer):
             if timer is not None:
                 timer.cancel()
@@ -296,6 +295,10 @@ class Connection(asyncio.Protocol):
                 f"the key {access.key} works in the space {access.space!r}, not in {hello.space!r}:"
                 " set RUNSTATE_SPACE_ID",
             )
+        assert self._server.acceptor is not None, "it has accepted this connection"
+        no_place = self._server.acceptor.admit(self._peer, access.key)
+        if no_place is not None:
+            raise HelloRefused("UNAVAILABLE", no_place)
         return access
 
     def _origin(self) -> Origin:
@@ -353,12 +356,14 @@ class Connection(asyncio.Protocol):
 
     def _fail(self, request_id: int, code: str, message: str, detail: str = "") -> None:
         """``detail``: for the client only, since it may quote what a stranger has sent."""
-        log.warning("a connection of process %d is closed: %s", self._pid, message)
+        if self._over == "unix":
+            log.warning("a connection of process %d is closed: %s", self._pid, message)
+        else:
+            self._server.log_of_strangers.warning("a connection over TCP is closed: %s", message)
         self._error(request_id, code, message + detail)
         self.end()
 
 
 REQUEST_ID_MAX = 2**63 - 1
-REMOTE = -1  # stands for the process of every client over TCP
 _OF_THE_CONNECTION = frozenset((wire.Hello, wire.Beat, wire.Cancel, wire.Nested, wire.Ack, wire.Bye))
 _OK = wire.encode(wire.Ok())

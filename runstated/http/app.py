@@ -63,6 +63,7 @@ class App:
         self._waiters = Waiters(gateway)
         self._hosts = _hosts(address)
         self._any_address = address.host in ("0.0.0.0", "::")
+        self.admit: Callable[[tuple[Any, ...], str], str | None] = lambda peer, key: None  # see Acceptor
         self._health = Health(gateway.engine)
         self._metrics = Metrics(gateway)
         self._document = msgspec.json.encode(document(TABLE, version))
@@ -120,6 +121,9 @@ class App:
         access = keyring.find(secret) if secret.isascii() else None
         if access is None:
             raise ApiError("UNAUTHENTICATED", keyring.refusal(secret or None))
+        no_place = self.admit(request.scope["client"], access.key) if request.scope["client"] else None
+        if no_place is not None:
+            raise NotReady(no_place)
         return access
 
     # ------------------------------------------------------------------ endpoints

@@ -7,6 +7,7 @@ import contextlib
 import socket
 import ssl
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from runstated import listening
+from runstated.accepting import Acceptor
 from runstated.clock import Timer
 from runstated.engine import Engine
 from runstated.http.app import App
@@ -40,6 +42,7 @@ class Protocol(H11Protocol):
 
     may_serve: Callable[[], bool]
     after: Callable[[int, Callable[[], object]], Timer]
+    gone: Callable[[Any], None]
     _head_timer: Timer | None = None
 
     def connection_made(self, transport: Any) -> None:
@@ -67,6 +70,8 @@ class Protocol(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._head_timer is not None:
             self._head_timer.cancel()
+        if self.client is not None:
+            self.gone(self.client)
         super().connection_lost(exc)
 
     def _too_slow(self) -> None:
@@ -74,11 +79,19 @@ class Protocol(H11Protocol):
             self.transport.close()
 
 
+def _protocol(config: uvicorn.Config, server: Server) -> asyncio.BaseProtocol:
+    """What uvicorn makes for each connection that it accepts itself."""
+    protocol: asyncio.BaseProtocol = config.http_protocol_class(  # type: ignore[call-arg]
+        config=config, server_state=server.server_state, app_state={}
+    )
+    return protocol
+
+
 class HttpListener:
     """A listener on a bound socket."""
 
-    def __init__(self, sock: socket.socket, gateway: Gateway, server: Server, task: asyncio.Task[None]) -> None:
-        self._sock, self._gateway, self._server, self._task = sock, gateway, server, task
+    def __init__(self, acceptor: Acceptor, gateway: Gateway, server: Server, task: asyncio.Task[None]) -> None:
+        self._acceptor, self._gateway, self._server, self._task = acceptor, gateway, server, task
 
     @classmethod
     async def open(
@@ -95,13 +108,15 @@ class HttpListener:
         """Returns when it accepts."""
         gateway = Gateway(engine, sessions)
         bound: Endpoint = listening.bound_to(sock)
+        app = App(gateway, bound, version)
+        guards = {
+            "may_serve": staticmethod(may_serve),
+            "after": staticmethod(engine.after),
+            "gone": staticmethod(lambda peer: acceptor.lost(peer)),
+        }
         config = uvicorn.Config(
-            App(gateway, bound, version),
-            http=type(
-                "GuardedProtocol",
-                (Protocol,),
-                {"may_serve": staticmethod(may_serve), "after": staticmethod(engine.after)},
-            ),
+            app,
+            http=type("GuardedProtocol", (Protocol,), guards),
             ws="none",
             lifespan="off",
             loop="none",
@@ -118,18 +133,21 @@ class HttpListener:
             ssl_version=ssl.PROTOCOL_TLS_SERVER,
         )
         server = Server(config)
-        # A copy is closed when it accepts nobody any more. The port itself stays ours to the end of the process: who
-        # comes meanwhile waits for the next daemon instead of being refused.
-        task = asyncio.create_task(server.serve(sockets=[sock.dup()]), name="http")
+        task = asyncio.create_task(server.serve(sockets=[]), name="http")
         while not server.started:
             if task.done():
                 task.result()
                 raise listening.CannotListen(f"the HTTP listener on {bound} has ended at once")
             await asyncio.sleep(0.01)
-        return cls(sock, gateway, server, task)
+        # The socket stays ours to the end of the process: who comes after the acceptor was closed waits for the next
+        # daemon instead of being refused.
+        acceptor = Acceptor(sock, partial(_protocol, config, server), config.ssl)
+        app.admit = acceptor.admit
+        return cls(acceptor, gateway, server, task)
 
     async def close(self) -> None:
         """Tells those who wait to send the same again, and accepts nobody any more."""
         self._gateway.close()
+        self._acceptor.close()
         self._server.should_exit = True
         await self._task
