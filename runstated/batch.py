@@ -218,19 +218,21 @@ class Executor:
         else:
             # What the daemon itself has to do is never refused. If the disk fails, it is kept for a later batch. Any
             # other failure is a fault of ours or a damaged row, and it stays in one piece: the savepoint is taken back,
-            # the fault is logged.
-            self._guarded(tx, None, lambda: self._own(tx, entry))
+            # the fault is logged, and whoever said hello is told.
+            key = (entry.row.session, entry.request_id) if isinstance(entry, Opened) else None
+            self._guarded(tx, key, lambda: self._own(tx, entry), is_own=True)
         self._serve_lines(tx)
 
-    def _guarded(self, tx: Tx, key: CallKey | None, work: Any) -> None:
-        """Runs ``work`` in a savepoint; a refusal or a fault takes it back and becomes the answer to ``key``."""
+    def _guarded(self, tx: Tx, key: CallKey | None, work: Any, *, is_own: bool = False) -> None:
+        """Runs ``work`` in a savepoint; a refusal or a fault takes it back and becomes the answer to ``key``; but not
+        the disk's, where the work is the daemon's own and is kept."""
         mark = self.memory.mark()
         woken = len(tx.woken)
         tx.run("SAVEPOINT entry")
         try:
             work()
         except Exception as fault:
-            if faults.is_of_disk(fault) and (key is None or not self._in_transaction()):
+            if faults.is_of_disk(fault) and (is_own or key is None or not self._in_transaction()):
                 raise
             error = faults.reply(fault)
         else:

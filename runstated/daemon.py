@@ -57,7 +57,8 @@ async def run(config: Settings, ready: Callable[[], None], *, foreground: bool =
         logs.set_up(config, foreground=foreground)
         await _live(_as_before(config, lock.before), lock, ready)
     except Exception as error:
-        log.error("cannot go on: %s", error, exc_info=not isinstance(error, DaemonError))
+        told = logs.words_of(error) or type(error).__name__
+        log.error("cannot go on: %s", told, exc_info=not isinstance(error, DaemonError))
         raise
     finally:
         lock.release()

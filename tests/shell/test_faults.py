@@ -13,6 +13,8 @@ import pytest
 
 from runstate import wire
 from runstated import dispatch, faults
+from runstated.batch import Opened
+from runstated.domain import sessions
 from runstated.store.tx import NotFound, Tx, must
 from tests.engines import life, play
 from tests.harness import Harness
@@ -76,6 +78,17 @@ def test_a_damaged_row_does_not_keep_the_daemon_from_its_own_work(h: Harness) ->
     a.die()
     assert b.ask(wire.RunsJoin(name="y")).state == "active"
     h.connection.execute("UPDATE leases SET run = :run WHERE session = 'a'", {"run": run})
+
+
+def test_a_hello_that_cannot_be_served_is_answered(h: Harness) -> None:
+    a = h.session("a")
+    run = a.ask(wire.RunsJoin(name="x")).run
+    a.bye()
+    h.connection.execute(f"UPDATE runs SET name = {DAMAGED}")
+    hello = a.request(wire.Hello(protocol=1, protocol_min=1, session="a", worker=""))
+    row = sessions.Session("a", "default", "worker", "", 1, "python x")
+    h.run(Opened(row, hello.id, (run,), wire.Welcome(protocol=1, version="test", pid=1)))
+    assert hello.reply.code == "INTERNAL"
 
 
 def test_reads_are_answered_like_writes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
