@@ -6,13 +6,12 @@ Neither way polls. A lock's ``acquire`` can be interrupted by Ctrl-C; a future's
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 
-from . import errors, framing, wire
+from . import awake, errors, framing, wire
 from .holds import Hold
 
 if TYPE_CHECKING:
@@ -62,9 +61,9 @@ class Call:
         self.blocking = False
         self.ticket = 0
         self.again = False
-        self.until: float | None = None
+        self.until: float | None = None  # by awake.now_s()
         if isinstance(request, wire.WaitingRequest) and request.wait_ms:
-            self.until = time.monotonic() + request.wait_ms / 1000
+            self.until = awake.now_s() + request.wait_ms / 1000
         self.answer: Answer[Any] | None = None
         self.error: BaseException | None = None
         self._done = False
@@ -78,7 +77,7 @@ class Call:
             if isinstance(request, wire.WaitingRequest):
                 changes["ticket"] = self.ticket
                 if self.until is not None:
-                    changes["wait_ms"] = max(1, int((self.until - time.monotonic()) * 1000))
+                    changes["wait_ms"] = max(1, int((self.until - awake.now_s()) * 1000))
             request = msgspec.structs.replace(request, **changes)
         self.again = True
         return wire.encode(request)
@@ -125,11 +124,40 @@ class Gate:
             pass  # it is open
         return True
 
-    def wait(self, timeout: float | None) -> bool:
+    def wait(self, patience: awake.Patience | None) -> bool:
         """Whether it was opened in time."""
-        if timeout is None:
+        seconds = None if patience is None else patience.step()
+        if patience is None or seconds is None:
             return self._lock.acquire()
-        return self._lock.acquire(timeout=min(max(timeout, 0.0), threading.TIMEOUT_MAX))
+        while not self._lock.acquire(timeout=seconds):
+            if not seconds:
+                return False
+            seconds = patience.step() or 0.0
+        patience.look()
+        return True
+
+
+class Timer:
+    """Calls ``expire`` on a loop when somebody's patience is over."""
+
+    __slots__ = ("_expire", "_handle", "_loop", "_patience")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, patience: awake.Patience, expire: Callable[[], object]) -> None:
+        self._loop, self._patience, self._expire = loop, patience, expire
+        self._handle: asyncio.TimerHandle | None = None
+        self._step()
+
+    def cancel(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+            self._patience.look()
+
+    def _step(self) -> None:
+        seconds = self._patience.step()
+        if seconds == 0:
+            self._expire()
+        elif seconds is not None:
+            self._handle = self._loop.call_later(seconds, self._step)
 
 
 def future_waker(loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> Callable[[], bool]:
@@ -149,11 +177,12 @@ def future_waker(loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) 
     return wake
 
 
-def patience_s(request: wire.Request[Any], timeout_s: float) -> float | None:
-    """How long to wait for the answer, in seconds: without a limit only where the caller has set none."""
-    if isinstance(request, wire.WaitingRequest):
-        return None if request.wait_ms is None else request.wait_ms / 1000 + timeout_s
-    return timeout_s
+def patience(call: Call, timeout_s: float) -> awake.Patience:
+    """How long to wait for the answer: without a limit only where the caller has set none."""
+    if call.until is not None:
+        return awake.Patience(max(0.0, call.until - awake.now_s()) + timeout_s)
+    is_endless = isinstance(call.request, wire.WaitingRequest) and call.request.wait_ms is None
+    return awake.Patience(None if is_endless else timeout_s)
 
 
 def no_answer(request: wire.Request[Any], timeout_s: float) -> errors.UnavailableError:

@@ -21,10 +21,11 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from . import calls, errors, framing, greeting, wire
-from .calls import Answer, Call, Gate, copied, future_waker, no_answer, patience_s, unavailable
+from . import awake, calls, errors, framing, greeting, threads, wire
+from .calls import Answer, Call, Gate, Timer, future_waker, no_answer, patience, unavailable
 from .everywhere import everywhere
 from .greeting import Address
 from .holds import Heart, Holds
@@ -44,8 +45,6 @@ log = logging.getLogger(__name__)
 
 R = TypeVar("R")
 
-RETRY_S_MIN = 0.02  # between two attempts to reach a daemon that was there a moment ago ...
-RETRY_S_MAX = 0.25  # ... doubling up to this
 THREAD = object()  # the reader thread has the turn
 RECENT_MAX = 256  # one-way messages kept to be sent again on the next connection
 
@@ -76,7 +75,7 @@ class Connection:
         self.runs = Runs()
         self._reader: Gate | None = None  # opened when the reader thread is to take the turn
         self._heart = Heart(self.holds, self._beat)
-        self._inbox = Inbox(self._lock, self.holds, self.runs, self._heart.start, self._abandon)
+        self._inbox = Inbox(self._lock, self.holds, self.runs, self._start_threads, self._say, self._abandon)
         self._calls = self._inbox.calls
         self._nesting = Nesting(self._calls, self._nested)
 
@@ -88,16 +87,16 @@ class Connection:
         Raises the mapped error of the daemon's refusal, UnavailableError when the daemon cannot be reached or does not
         answer, and whatever interrupts the wait; then the daemon is told that nobody waits any more.
         """
-        patience = patience_s(request, self.address.timeout_s)
         call: Call | None = None
         try:
             for pause in calls.pauses_s(self.address.retries):
                 gate = Gate()
                 call = self._new_call(request, gate.open, running_loop(), call)
                 call.blocking = True
+                left = patience(call, self.address.timeout_s)
                 if self._start(call):
-                    self._read_for(call, patience)
-                if not gate.wait(patience):
+                    self._read_for(call, left)
+                if not gate.wait(left):
                     raise no_answer(request, self.address.timeout_s)
                 try:
                     return call.outcome()
@@ -116,19 +115,17 @@ class Connection:
         import asyncio
 
         loop = asyncio.get_running_loop()
-        patience = patience_s(request, self.address.timeout_s)
         call: Call | None = None
         try:
             for pause in calls.pauses_s(self.address.retries):
                 future: asyncio.Future[None] = loop.create_future()
                 call = self._new_call(request, future_waker(loop, future), loop, call)
-                timer = None if patience is None else loop.call_later(patience, self._expire, call)
+                timer = Timer(loop, patience(call, self.address.timeout_s), partial(self._expire, call))
                 try:
                     self._start(call)
                     await future
                 finally:
-                    if timer is not None:
-                        timer.cancel()
+                    timer.cancel()
                 try:
                     return call.outcome()
                 except errors.UnavailableError as error:
@@ -148,7 +145,7 @@ class Connection:
         forget = signal.add_callback(gate.open)
         try:
             self._start(call)  # not as a blocking one: the reader thread reads, so that the signal can end the wait
-            if not gate.wait(patience_s(request, self.address.timeout_s)):
+            if not gate.wait(patience(call, self.address.timeout_s)):
                 raise no_answer(request, self.address.timeout_s)
             return None if signal.is_set() else call.outcome()
         finally:
@@ -177,7 +174,7 @@ class Connection:
         self._check()
         call = Call(next(self._ids) if before is None else before.request_id, request, wake, loop)
         if before is not None:
-            call.again, call.ticket = True, before.ticket
+            call.again, call.ticket, call.until = True, before.ticket, before.until
         if isinstance(request, wire.WaitingRequest) and request.inherited:
             self._nesting.watch(call)
         return call
@@ -208,10 +205,13 @@ class Connection:
                     self._drop(stream)  # it ended while nobody looked
                     self._was_lost = len(self._calls) > 1 or bool(self.holds)
             if self._turn is None:
-                if self._stream is not None and call.blocking and not self.runs.owned:
+                may_read = self._stream is not None and call.blocking and not self.runs.owned
+                why_not = "" if may_read else self._wake_reader()
+                if why_not and not call.blocking:
+                    raise errors.UnavailableError(why_not, code="UNAVAILABLE")
+                if may_read or why_not:
                     self._turn, self._turn_of = call, threading.get_ident()
                     return True
-                return not self._wake_reader() and call.blocking
             return False
 
     def _end_own_turn(self) -> None:
@@ -269,17 +269,19 @@ class Connection:
 
     # ------------------------------------------------------------------ who reads
 
-    def _read_for(self, call: Call, patience: float | None) -> None:
+    def _read_for(self, call: Call, left: awake.Patience) -> None:
         """The caller's turn: reads until its call is answered, then passes the turn on."""
-        ends = None if patience is None else time.monotonic() + patience
         stream = self._stream
         try:
             while not call.done:
-                stream = self._stream or self._connect()  # the latter only where no thread can be started
-                left = None if ends is None else ends - time.monotonic()
-                if left is not None and left <= 0:
+                stream = self._stream
+                if stream is None:  # only where no thread can be started
+                    stream = self._connect()
+                    left.resume()
+                seconds = left.step()
+                if seconds == 0:
                     break
-                frames = stream.read(left)
+                frames = stream.read(seconds)
                 if frames is None:
                     self._lose(stream)
                     break
@@ -305,28 +307,44 @@ class Connection:
         """Gives the turn to the reader thread if nobody has it and there is something to read for (with the lock)."""
         if self._turn is None:
             if self._calls or self.holds or self.runs.owned or self._owes:
-                self._wake_reader()
+                why_not = self._wake_reader()
+                if why_not:  # those who wait for others to read would wait in vain
+                    self._inbox.fail(errors.UnavailableError(why_not, code="UNAVAILABLE"))
             elif self._is_retired:
                 self.close()
 
-    def _wake_reader(self) -> bool:
-        """Gives the turn to the reader thread (with the lock held). False where no thread can be started."""
-        gate = self._reader  # `close` of another thread takes it away without the lock
+    def _wake_reader(self) -> str:
+        """Gives the turn to the reader thread (with the lock held); why not, where no thread can be started."""
+        self._turn = THREAD
         try:
-            self._turn = THREAD
-            if gate is None:
-                self._reader = gate = Gate()
-                threading.Thread(target=self._live, args=(gate,), name="runstate-reader", daemon=True).start()
-            gate.open()
-        except RuntimeError:  # the interpreter is shutting down
-            self._turn = self._reader = None
-            return False
+            gate, why_not = self._start_reader()
+            if why_not:
+                self._turn = None
+            else:
+                gate.open()
         except BaseException:
-            self._turn = self._reader = None
-            if gate is not None:
-                gate.open()  # it may run already: it will see that it is not wanted
+            found, self._turn, self._reader = self._reader, None, None
+            if found is not None:
+                found.open()  # it may run already: it will see that it is not wanted
             raise
-        return True
+        return why_not
+
+    def _start_reader(self) -> tuple[Gate, str]:
+        """The gate at which the reader thread waits (with the lock held); why not, where it cannot be started."""
+        gate = self._reader  # `close` of another thread takes it away without the lock
+        if gate is not None:
+            return gate, ""
+        gate = self._reader = Gate()
+        thread = threading.Thread(target=self._live, args=(gate,), name="runstate-reader", daemon=True)
+        try:
+            why_not = threads.start(thread)
+        except BaseException:
+            self._reader = None
+            gate.open()  # it may run already: it will see that it is not wanted
+            raise
+        if why_not:
+            self._reader = None
+        return gate, why_not
 
     def _live(self, gate: Gate) -> None:
         """The reader thread."""
@@ -374,29 +392,12 @@ class Connection:
         Raises RunstateError: at once for a first connection, after ``timeout`` for one that was lost. Where nobody
         waits and nothing is held, no daemon is started: there is only something to tell or to hear.
         """
-        deadline = time.monotonic() + self.address.timeout_s
-        pause = RETRY_S_MIN
-        is_wanted = False
-        while True:
-            if not is_wanted and (self._calls or self.holds.live()):
-                is_wanted = True
-                deadline = time.monotonic() + self.address.timeout_s
-            connected: socket.socket | None = None
-            try:
-                connected = greeting.dial(self.address, deadline, may_start=is_wanted)
-                return self._greet(connected, deadline)
-            except (errors.UnavailableError, OSError) as error:
-                if connected is not None:
-                    connected.close()
-                hopeless = isinstance(error, errors.UnavailableError) and not self._was_lost
-                if hopeless or time.monotonic() + pause >= deadline:
-                    raise unavailable(error) from error
-            except BaseException:
-                if connected is not None:
-                    connected.close()
-                raise
-            time.sleep(pause)
-            pause = min(RETRY_S_MAX, pause * 2)
+        return greeting.reach(
+            self.address,
+            self._greet,
+            is_wanted=lambda: bool(self._calls or self.holds.live()),
+            was_there=lambda: self._was_lost,
+        )
 
     def _greet(self, connected: socket.socket, deadline: float) -> Stream:
         runs = [*(hold.run for hold in self.holds.live() if hold.run), *reversed(self.runs.ids())]
@@ -436,10 +437,7 @@ class Connection:
                 self._drop(self._stream)
             self._turn, self._turn_of = None, 0
             self._was_lost = self._owes = False
-            left = list(self._calls.values())
-            self._calls.clear()
-        for call in left:
-            call.finish(None, copied(error))
+        self._inbox.fail(error)
         for hold in self.holds.live():
             log.warning("lost the hold %d in the run %s: %s", hold.token, hold.run, error)
             hold.lose(unavailable(error))
@@ -453,6 +451,17 @@ class Connection:
             if news:
                 self._send_news(news)
                 self._wake_if_needed()
+
+    def _start_threads(self) -> str:
+        """Makes sure that what is held is renewed, and that its loss is heard of; why not, where no thread is to be
+        had."""
+        with self._lock:
+            return self._heart.start() or self._start_reader()[1]
+
+    def _say(self, *requests: wire.Request[Any]) -> None:
+        """Sends what wants no answer, with all else that is to be said."""
+        with self._lock:
+            self._send_news(self._with_news(b"".join(map(self._one_way, requests))))
 
     # ------------------------------------------------------------------ the end
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from . import errors, functions, keys, payloads, units
+from . import awake, errors, functions, keys, payloads, units
 from .context import inherited, within
 from .steps import Run, Steps
 
@@ -36,7 +35,7 @@ def gather(
         _check_accept(accept)
     if not items:
         return []
-    ends = None if timeout is None else time.monotonic() + units.milliseconds(timeout, "timeout") / 1000
+    ends = None if timeout is None else awake.now_s() + units.milliseconds(timeout, "timeout") / 1000
     members = tuple(
         wire.GroupMember(
             key=keys.queue_key(queue.name, item, queue._key),
@@ -80,7 +79,7 @@ def _collect(
         waiting.setdefault(job, []).append(item)  # the same input twice is the same job, and counts twice
     cursor = 0
     while waiting:
-        wait_ms = None if ends is None else max(0, int((ends - time.monotonic()) * 1000))
+        wait_ms = None if ends is None else max(0, int((ends - awake.now_s()) * 1000))
         answer = yield wire.GroupsEnded(
             run=group.run, after=cursor, wait_ms=wait_ms, within=within(), inherited=inherited()
         )

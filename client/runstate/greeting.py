@@ -6,13 +6,20 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import msgspec
 
-from . import autostart, command_line, errors, framing, wire
+from . import autostart, awake, command_line, errors, framing, wire
+from .calls import unavailable
 from .stream import RECEIVE_BYTES
+
+S = TypeVar("S")
+
+RETRY_S_MIN = 0.02  # between two attempts to reach a daemon that was there a moment ago ...
+RETRY_S_MAX = 0.25  # ... doubling up to this
 
 
 @dataclass(frozen=True)
@@ -28,6 +35,43 @@ class Address:
     worker: str | None
     timeout_s: float
     retries: int
+
+
+def reach(
+    address: Address,
+    greet: Callable[[socket.socket, float], S],
+    *,
+    is_wanted: Callable[[], bool],
+    was_there: Callable[[], bool],
+) -> S:
+    """What ``greet`` makes of a connected socket. Raises RunstateError: at once where the daemon was not there a moment
+    ago, else after ``timeout``. The daemon is started only if it is wanted."""
+    deadline = time.monotonic() + address.timeout_s
+    pause = RETRY_S_MIN
+    wanted = slept = False
+    while True:
+        if not wanted and is_wanted():
+            wanted, deadline = True, time.monotonic() + address.timeout_s
+        connected: socket.socket | None = None
+        try:
+            connected = dial(address, deadline, may_start=wanted)
+            return greet(connected, deadline)
+        except (errors.UnavailableError, OSError) as error:
+            if connected is not None:
+                connected.close()
+            now = time.monotonic()
+            if not slept and now > deadline + awake.ASLEEP_S:  # this process slept, and with it perhaps the daemon
+                slept, deadline = True, now + address.timeout_s
+                continue
+            hopeless = isinstance(error, errors.UnavailableError) and not was_there()
+            if hopeless or now + pause >= deadline:
+                raise unavailable(error) from error
+        except BaseException:
+            if connected is not None:
+                connected.close()
+            raise
+        time.sleep(pause)
+        pause = min(RETRY_S_MAX, pause * 2)
 
 
 def dial(address: Address, deadline: float, *, may_start: bool = True) -> socket.socket:

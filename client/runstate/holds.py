@@ -18,7 +18,7 @@ from collections.abc import Callable
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from . import wire
+from . import threads, wire
 from .signals import Signal
 
 if TYPE_CHECKING:
@@ -161,17 +161,19 @@ class Heart:
         self._beat = beat
         self._thread: threading.Thread | None = None
 
-    def start(self) -> None:
-        """Makes sure that it runs. Called by whoever reads: one thread at a time."""
+    def start(self) -> str:
+        """Makes sure that it runs; why it does not, if it cannot. Called by whoever reads: one thread at a time."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._live, name="runstate-heartbeat", daemon=True)
             try:
-                self._thread.start()
-            except RuntimeError:  # the interpreter is shutting down: the kernel will tell the daemon
-                self._thread = None
+                why_not = threads.start(self._thread)
             except BaseException:
                 self._thread = None  # it may run already: it will see that it is not wanted
                 raise
+            if why_not:
+                self._thread = None
+                return why_not
+        return ""
 
     def stop(self) -> None:
         """Ends the thread; without a lock and without waiting."""

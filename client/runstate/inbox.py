@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from . import errors, greeting, wire
-from .calls import Answer, Call
+from . import errors, greeting, threads, wire
+from .calls import Answer, Call, copied
 from .holds import GRANTING, Hold, Holds, granted
 
 if TYPE_CHECKING:
@@ -79,7 +79,8 @@ class Inbox:
         lock: threading.RLock,
         holds: Holds,
         runs: Runs,
-        start_heart: Callable[[], None],
+        start_threads: Callable[[], str],
+        say: Callable[..., None],
         abandon: Callable[[Call], None],
     ) -> None:
         self.calls: dict[int, Call] = {}
@@ -87,7 +88,8 @@ class Inbox:
         self._lock = lock
         self._holds = holds
         self._runs = runs
-        self._start_heart = start_heart
+        self._start_threads = start_threads
+        self._say = say
         self._abandon = abandon
 
     def frame(self, request_id: int, body: bytes) -> None:
@@ -113,11 +115,37 @@ class Inbox:
         if type(reply) in GRANTING:
             holds = granted(self._holds, call.request, reply, _keeper(call))
         if holds:
-            self._start_heart()
+            refused = self._look_after(holds.values())
+            if refused is not None:
+                call.finish(None, refused)
+                self.calls.pop(request_id, None)
+                return
             if not call.blocking and call.loop is not None:
                 self._refuse_blocked(call, reply)
         call.finish(Answer(reply, holds))
         self.calls.pop(request_id, None)
+
+    def fail(self, error: BaseException) -> None:
+        """Nobody will answer what is open."""
+        with self._lock:
+            calls = list(self.calls.values())
+            self.calls.clear()
+        for call in calls:
+            call.finish(None, copied(error))
+
+    def _look_after(self, holds: Iterable[Hold]) -> errors.UnavailableError | None:
+        """Sees to it that what was granted is renewed. Where no thread is to be had for that it goes back; why, for the
+        caller."""
+        why_not = self._start_threads()
+        if why_not == threads.LIMIT:
+            for hold in holds:
+                hold.release()
+            self._say()
+            return errors.UnavailableError(why_not, code="UNAVAILABLE")
+        if why_not:  # this process ends soon, of which the daemon is told; until then one long lease will do
+            short = [hold.token for hold in holds if hold.lease_ms < wire.LEASE_MS_MAX]
+            self._say(*(wire.Renew(token=token, lease_ms=wire.LEASE_MS_MAX) for token in short))
+        return None
 
     def pushed(self, push: wire.AnyPush) -> None:
         """One push, or what the welcome said of a run that had ended."""

@@ -15,7 +15,7 @@ import time
 import weakref
 from typing import TYPE_CHECKING
 
-from . import errors
+from . import errors, threads
 from .autostart import DENIED, FORMS, denied, unavailable
 
 if TYPE_CHECKING:
@@ -82,7 +82,11 @@ def _tunnel(connected: socket.socket, host: str, address: str) -> socket.socket:
     theirs.setblocking(False)
     _open.add(secured)
     _open.add(theirs)
-    threading.Thread(target=_pump, args=(secured, theirs), name="runstate-tls", daemon=True).start()
+    why_not = threads.start(threading.Thread(target=_pump, args=(secured, theirs), name="runstate-tls", daemon=True))
+    if why_not:
+        for end in (secured, ours, theirs):
+            end.close()
+        raise unavailable(why_not)
     return ours
 
 

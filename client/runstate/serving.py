@@ -21,7 +21,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from . import errors, failures, payloads, units, wire
+from . import errors, failures, payloads, threads, units, wire
 from .context import enter, leave
 from .holds import Hold
 from .queues import ATTEMPTS, Queue
@@ -39,7 +39,12 @@ DRAIN_S = 30.0
 RETRY_S_MIN = 0.25  # after trouble with taking jobs ...
 RETRY_S_MAX = 10.0  # ... doubling up to this
 TAKEN_OVER = ("worker_died", "lease_expired")  # what ended the delivery before
+NO_THREAD_S = 1.0  # for which a place stays empty whose handler could not be begun
 PLACES_MAX = 1_000  # of one queue in one process, as the wire allows
+
+
+class NoThread(Exception):
+    """The handler could not be begun. No failure of the job's."""
 
 
 class Source:
@@ -181,6 +186,11 @@ class Worker:
             failures.took_over(f"queue {queue.name}", f"job {job.job} ({job.key})")
         try:
             outcome = await self._outcome(source, queue, job, hold)
+        except NoThread as error:
+            log.warning("job %s goes back: %s", job.job, error)
+            hold.release()
+            await asyncio.sleep(NO_THREAD_S)  # in its place: or it would come again at once
+            return
         except BaseException:
             # Cancelled. A coroutine has ended: its job goes to another worker, no attempt is counted. A thread goes on,
             # and keeps its job until it ends or the process does: it must not be done twice at the same time.
@@ -210,6 +220,8 @@ class Worker:
         around = RunContext(RunInfo(job.run, job.run_name or CHILD_NAME), hold.signal, job.attempt, job.key)
         try:
             result = await self._run_handler(queue, payloads.decode(job.input), around, hold)
+        except NoThread:
+            raise
         except asyncio.CancelledError:
             if self._stop.is_set():
                 raise
@@ -252,7 +264,11 @@ class Worker:
             _hand_over(loop, done, result, error)
 
         context = contextvars.copy_context()  # of whoever called serve(), as a coroutine has it
-        threading.Thread(target=context.run, args=(work,), name=f"runstate-{queue.name}", daemon=True).start()
+        why_not = threads.start(
+            threading.Thread(target=context.run, args=(work,), name=f"runstate-{queue.name}", daemon=True)
+        )
+        if why_not:
+            raise NoThread(why_not)
         result = await done
         if not inspect.isawaitable(result):
             return result

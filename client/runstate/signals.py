@@ -26,8 +26,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
-from . import units
-from .errors import ConfigError
+from . import threads, units
+from .errors import ConfigError, UnavailableError
 
 if TYPE_CHECKING:
     import asyncio
@@ -247,8 +247,11 @@ class watching:
     def __enter__(self) -> Signal:
         if not self._look():
             self._over.acquire()
-            self._thread = threading.Thread(target=self._poll, name="runstate-signal", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._poll, name="runstate-signal", daemon=True)
+            why_not = threads.start(thread)
+            if why_not:
+                raise UnavailableError(why_not, code="UNAVAILABLE")
+            self._thread = thread
         return self._signal
 
     def __exit__(

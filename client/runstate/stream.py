@@ -10,7 +10,7 @@ import select
 import socket
 import threading
 
-from . import framing
+from . import framing, threads
 
 RECEIVE_BYTES = 64 * 1024
 _DONT_WAIT = socket.MSG_DONTWAIT
@@ -52,10 +52,8 @@ class Stream:
 
     def _send_rest(self, data: bytes) -> None:
         self._unsent += data
-        try:
-            threading.Thread(target=self._flush, name="runstate-writer", daemon=True).start()
-        except RuntimeError:  # the interpreter is shutting down: nobody but us can do it
-            self._unsent.clear()
+        if threads.start(threading.Thread(target=self._flush, name="runstate-writer", daemon=True)):
+            self._unsent.clear()  # nobody but us can do it
             self._socket.sendall(data)
 
     def write_now(self, data: bytes) -> None:

@@ -9,6 +9,7 @@ import time
 import pytest
 
 from runstate import calls, errors, framing, wire
+from runstate.awake import Patience
 from runstate.calls import Answer, Call, Gate, future_waker
 from runstate.holds import Holds
 
@@ -45,11 +46,11 @@ def test_a_wait_whose_time_is_over_is_asked_for_one_more_moment() -> None:
 
 def test_the_first_outcome_counts() -> None:
     made, gate = call(wire.RunsGet(run="r"))
-    assert not gate.wait(0)
+    assert not gate.wait(Patience(0))
     made.finish(Answer(wire.Ok(), {}))
     made.finish(None, errors.RunstateError("late"))
     assert made.done
-    assert gate.wait(0)
+    assert gate.wait(Patience(0))
     assert isinstance(made.outcome().reply, wire.Ok)
 
 
@@ -65,10 +66,10 @@ def test_a_gate_opens_for_one_and_may_be_opened_twice() -> None:
     gate.open()
     gate.open()
     assert gate.wait(None)
-    assert not gate.wait(0.001)
-    assert not gate.wait(-5)
+    assert not gate.wait(Patience(0.001))
+    assert not gate.wait(Patience(-5))
     threading.Timer(0.01, gate.open).start()
-    assert gate.wait(30)
+    assert gate.wait(Patience(30))
 
 
 def test_a_future_is_woken_from_any_thread_and_a_closed_loop_says_so() -> None:

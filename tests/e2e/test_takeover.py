@@ -182,6 +182,7 @@ with runstate.slots("s", max=1, lease="5s"):
 """)
     inside.expect("inside")
     before_us = daemon.program("""
+runstate.configure(timeout="1s")  # that an answer may take, beside the wait itself
 with runstate.slots("s", timeout="5s"):
     say("in turn")
 """)
