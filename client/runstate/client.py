@@ -159,7 +159,8 @@ class Runstate:
     # ------------------------------------------------------------------ runs
 
     def run(self, name: str, *, deadline: Duration | None = None) -> Runstate:
-        """A client of the root run of that name, which is created at the first call that needs it."""
+        """A client of the root run of that name, which is created at the first call that needs it. A run's id gives
+        that run, also one that is over: its status and events can be read. ``deadline`` is set if the run has none."""
         return Runstate._on(self._core, Binding(self._core, units.name(name, "run"), deadline, None))
 
     def child(self, name: str | None = None, *, deadline: Duration | None = None) -> Runstate:

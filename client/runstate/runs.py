@@ -59,17 +59,25 @@ class Binding:
         view: wire.RunView = answer.reply
         if self._info is None:
             self._known(view)
+            if deadline_ms not in (None, view.deadline_ms):
+                _log_other_deadline(view, deadline_ms)
         elif self.parent is not None and view.run != self._info.id:
             # Another thread of this client was faster: one child run is enough.
             yield wire.RunsEnd(run=view.run, state="stopped")
         assert self._info is not None, "set above or by the faster thread"
+        if view.state != "active" and self.over is not None:
+            raise self._again(self.over.code, self.over.status)
         return self._info
 
     def known(self) -> Steps[RunInfo]:
         """The run, also when it is over; joined if need be."""
-        if self._info is not None:
-            return self._info
-        return (yield from self.join())
+        if self._info is None:
+            try:
+                yield from self.join()
+            except errors.StoppedError:
+                if self._info is None:
+                    raise
+        return self.info
 
     def end(self, state: str) -> Steps[None]:
         """Stops or finishes the run; a repeat does nothing."""
@@ -77,14 +85,14 @@ class Binding:
 
         if self.over is not None:
             return
-        info = yield from self.join()
+        info = yield from self.known()
+        if self.over is not None:
+            return
         if self._watch is not None:
             self._core.connection().runs.forget(self._watch.run)
         answer = yield wire.RunsEnd(run=info.id, state="stopped" if state == "stopped" else "finished")
         name = self.name or info.id
-        self.ended(
-            errors.StoppedError(f"the run {name!r} is over: it was {answer.reply.state}", code="SCOPE_CANCELLED")
-        )
+        self.ended(_over(f"the run {name!r} is over: it was {answer.reply.state}", answer.reply.state))
 
     # ------------------------------------------------------------------ what is known
 
@@ -126,8 +134,7 @@ class Binding:
     def cut_off(self, message: str) -> errors.StoppedError:
         """The error for work that ended with the run: why that ended, if it was told (it is, before the answer)."""
         if self.over is None:
-            code = "SCOPE_CANCELLED"
-            self.ended(errors.StoppedError(message, code=code, status=errors.STATUSES[code]))
+            self.ended(_over(message, "stopped"))
         assert self.over is not None, "set above"
         return self._again(self.over.code, self.over.status)
 
@@ -140,8 +147,31 @@ class Binding:
     def _known(self, view: wire.RunView) -> None:
         from . import inbox, results
 
-        self._info = results.RunInfo(view.run, view.name or self.name or CHILD_NAME)
+        self._info = results.RunInfo(view.run, view.name or CHILD_NAME)
         self._configured = self._core.configured
+        if view.state != "active":  # found by its id: it can be looked at
+            self.ended(_over(f"the run {self._info.name!r} is over: it was {view.state}", view.state))
+            return
         # A child run ends with the session that made it, so that session must come back by itself.
         self._watch = inbox.RunWatch(view.run, self._told, is_owned=self.parent is not None)
         self._core.connection().watch(self._watch)
+
+
+def _over(message: str, state: str) -> errors.StoppedError:
+    """The error for a run that has ended, with the code and status that the daemon gives it."""
+    code = "DEADLINE_EXCEEDED" if state == "expired" else "SCOPE_CANCELLED"
+    return errors.StoppedError(message, code=code, status=errors.STATUSES[code])
+
+
+def _log_other_deadline(view: wire.RunView, wanted_ms: int | None) -> None:
+    """Nobody gets an error for it: each process that names a deadline as a duration means another moment."""
+    import logging
+
+    from .observe import moment
+
+    logging.getLogger(__name__).warning(
+        "the run %s keeps its deadline of %s; the one given here, %s, is not set",
+        view.name or view.run,
+        moment(view.deadline_ms),
+        moment(wanted_ms),
+    )

@@ -259,7 +259,8 @@ class RunView(Reply, tag="run", frozen=True):
 
 
 class RunsJoin(Request[RunView], tag="runs.join", frozen=True):
-    """Joins the active root run of that name, or creates it. ``deadline_ms`` counts only if it is created."""
+    """Joins the active root run of that name, or creates it. A run's id as the name gives that run, active or over.
+    ``deadline_ms`` is set if it has none yet; one that it has stays."""
 
     permission: ClassVar[str] = ""
     name: Name

@@ -129,7 +129,12 @@ def view(run: Run, now_ms: int) -> wire.RunView:
 
 
 def join(tx: Tx, request: wire.RunsJoin) -> wire.RunView:
-    """The active root run of that name, or a new one; the session hears of its end."""
+    """The active root run of that name, or a new one; the session hears of its end. A run's id gives that run, whatever
+    has become of it: a name that looks like an id of this database is never made into a new run."""
+    if tx.is_own_id("r", request.name):
+        named = get(tx, request.name)
+        is_over = effective(named, tx.now_ms) != "active"
+        return view(named, tx.now_ms) if is_over else _joined(tx, named, request.deadline_ms)
     run = _active_root(tx, request.name)
     if run is not None and effective(run, tx.now_ms) != "active":
         _end_tree(tx, run, "expired")
@@ -137,8 +142,7 @@ def join(tx: Tx, request: wire.RunsJoin) -> wire.RunView:
     if run is None:
         tx.need("work", f"create the run {request.name}")
         run = _create(tx, request.name, None, request.deadline_ms, owner=None)
-    tx.subscribe(signal(run.run))
-    return view(run, tx.now_ms)
+    return _joined(tx, run, request.deadline_ms)
 
 
 def child(tx: Tx, request: wire.RunsChild) -> wire.RunView:
@@ -308,17 +312,43 @@ def _active_root(tx: Tx, name: str) -> Run | None:
     return Run(*row) if row else None
 
 
+def _joined(tx: Tx, run: Run, deadline_ms: int | None) -> wire.RunView:
+    """An active run for one more session. A deadline is set where there is none yet; one that is there stays."""
+    if deadline_ms is not None and run.deadline_ms is None:
+        tx.need("work", f"set the deadline of the run {run.name or run.run}")
+        _check_deadline(tx, run.name, deadline_ms, is_child=run.parent is not None)
+        low, high = below(run.path)
+        changed = tx.all(
+            "UPDATE runs SET deadline_ms = :deadline_ms WHERE path >= :low AND path < :high AND state = 'active'"
+            " AND (deadline_ms IS NULL OR deadline_ms > :deadline_ms) RETURNING run",
+            deadline_ms=deadline_ms,
+            low=low,
+            high=high,
+        )
+        for (each,) in changed:
+            tx.forget_run(each)  # its settled results are kept with the deadline of before
+        tx.due(deadline_ms)
+        run = get(tx, run.run)
+    tx.subscribe(signal(run.run))
+    return view(run, tx.now_ms)
+
+
+def _check_deadline(tx: Tx, name: str | None, deadline_ms: int, *, is_child: bool) -> None:
+    if deadline_ms <= tx.now_ms:
+        raise ValidationFailed(
+            f"the deadline of the {'child ' * is_child}run {name or 'without a name'} has passed already:"
+            f" it was {_written(deadline_ms)}, and it is {_written(tx.now_ms)}"
+        )
+
+
 def _written(at_ms: int) -> str:
     """A wall time for people."""
     return datetime.fromtimestamp(at_ms / 1000, tz=timezone.utc).isoformat(timespec="milliseconds")
 
 
 def _create(tx: Tx, name: str | None, parent: Run | None, deadline_ms: int | None, owner: str | None) -> Run:
-    if deadline_ms is not None and deadline_ms <= tx.now_ms:
-        raise ValidationFailed(
-            f"the deadline of the {'child ' * (parent is not None)}run {name or 'without a name'} has passed already:"
-            f" it was {_written(deadline_ms)}, and it is {_written(tx.now_ms)}"
-        )
+    if deadline_ms is not None:
+        _check_deadline(tx, name, deadline_ms, is_child=parent is not None)
     if parent is not None and parent.deadline_ms is not None:
         deadline_ms = parent.deadline_ms if deadline_ms is None else min(deadline_ms, parent.deadline_ms)
     run = tx.new_id("r")

@@ -23,7 +23,7 @@ class Scope(Answer, frozen=True):
 
 
 class Join(Body, frozen=True):
-    """The deadline counts only when the run is created."""
+    """The deadline is set if the run has none yet."""
 
     deadline: Moment | None = None
 

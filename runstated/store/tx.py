@@ -158,6 +158,11 @@ class Tx:
         """A new id such as ``r12-4f9a``: the suffix tells databases apart, for clients that outlive a deleted one."""
         return f"{prefix}{self._memory.count(prefix)}-{self._instance}"
 
+    def is_own_id(self, prefix: str, text: str) -> bool:
+        """Whether a text has the form of this database's ids."""
+        number = text.removeprefix(prefix).removesuffix(f"-{self._instance}")
+        return text == f"{prefix}{number}-{self._instance}" and number.isascii() and number.isdigit()
+
     def random_text(self) -> str:
         """256 random bits as text, for a secret."""
         return secrets.token_urlsafe(32)

@@ -193,3 +193,56 @@ say(name(b.queue("q").send, 1))
 """
     ).ends_well()
     assert said == ["True a b", "RunstateError NOT_FOUND"]
+
+
+def test_a_deadline_is_set_where_the_run_has_none_and_the_one_it_has_is_named_once(daemon: Daemon) -> None:
+    said = daemon.program(
+        """
+import logging
+logging.basicConfig(format="%(message)s", stream=sys.stdout)
+runstate.Runstate(run="r").run_id()
+first = runstate.run("r", deadline="1h")
+deadline = first.status().run.deadline
+say(deadline > datetime.datetime.now(datetime.timezone.utc))
+second = runstate.run("r", deadline="2h")
+say(second.status().run.deadline == deadline, second.run_id() == first.run_id())
+child = second.child(deadline="3h")
+say(child.status().run.deadline == deadline)
+""".replace("import logging", "import datetime, logging")
+    ).ends_well()
+    assert [line.partition(" of ")[0] for line in said] == [
+        "True",
+        "the run r keeps its deadline",
+        "True True",
+        said[3].partition(" of ")[0],
+        "True",
+    ]
+    assert "keeps its deadline" in said[3]
+
+
+def test_a_client_made_for_a_runs_id_looks_at_that_run_and_makes_no_new_one(daemon: Daemon) -> None:
+    said = daemon.program(
+        """
+old = runstate.Runstate(run="yesterday")
+run, child = old.run_id(), old.child().run_id()
+old.once(lambda: 1, name="f")()
+same = runstate.run(run)
+say(same.run_id() == run, same.once(lambda: 2, name="f")(), same.status().run.name)
+old.finish()
+late = runstate.run(run)
+say(late.status().run.state, [event.type for _, event in zip(range(2), late.events())])
+say(name(late.run_id), name(late.once(lambda: 3, name="f")), late.stop(), late.status().run.state)
+try:
+    runstate.run(run).run_id()
+except runstate.StoppedError as error:
+    say(error.code, error.status)
+say(runstate.run(child).status().run.name, name(runstate.run(run.replace("r", "r9")).run_id))
+"""
+    ).ends_well()
+    assert said == [
+        "True 1 yesterday",
+        "finished ['scope.created', 'scope.created']",
+        "StoppedError STOPPED StoppedError STOPPED None finished",
+        "SCOPE_CANCELLED 409",
+        "(child run) RunstateError NOT_FOUND",
+    ]

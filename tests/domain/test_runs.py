@@ -43,7 +43,7 @@ def test_join_finds_no_run_of_another_space(h: Harness, a: Client) -> None:
     assert join(a).run != join(h.session("b", space="other")).run
 
 
-def test_join_with_a_deadline_counts_only_when_it_creates(h: Harness, a: Client) -> None:
+def test_a_run_keeps_the_deadline_that_it_has(h: Harness, a: Client) -> None:
     deadline = h.clock.wall_ms() + 1_000
     assert join(a, deadline_ms=deadline).deadline_ms == deadline
     assert join(a, deadline_ms=deadline + 5).deadline_ms == deadline
@@ -404,3 +404,42 @@ def test_a_child_run_whose_session_is_gone_ends_with_the_last_hold_in_it(h: Harn
     assert state() == "stopped"
     assert a.ask(wire.RunsGet(run=root)).state == "active"
     assert h.memory.looked_after == {}
+
+
+# ------------------------------------------------------------------ joined again
+
+
+def test_a_deadline_is_set_where_a_run_has_none_and_reaches_all_below_it(h: Harness, a: Client) -> None:
+    now = h.clock.wall_ms()
+    root = join(a).run
+    late, free = (child(a, root, deadline_ms=deadline).run for deadline in (now + 9_000, None))
+    early = child(a, root, deadline_ms=now + 10).run
+    token = a.ask(wire.OnceAcquire(run=free, key="k")).token
+    a.ask(wire.OnceComplete(run=free, key="k", token=token, result="1"))
+    assert join(a, deadline_ms=now + 1_000).deadline_ms == now + 1_000
+    deadlines = [a.ask(wire.RunsGet(run=run)).deadline_ms for run in (root, late, free, early)]
+    assert deadlines == [now + 1_000, now + 1_000, now + 1_000, now + 10]
+    h.pass_ms(1_000)
+    a.refused("DEADLINE_EXCEEDED", wire.OnceAcquire(run=free, key="k"))
+    assert a.ask(wire.RunsGet(run=late)).state == "expired"
+
+
+def test_a_deadline_in_the_past_is_refused_where_it_would_be_set_and_ignored_elsewhere(h: Harness, a: Client) -> None:
+    join(a)
+    a.refused("VALIDATION_FAILED", wire.RunsJoin(name="job", deadline_ms=h.clock.wall_ms()))
+    deadline = join(a, deadline_ms=h.clock.wall_ms() + 5).deadline_ms
+    assert join(a, deadline_ms=1).deadline_ms == deadline
+
+
+def test_a_runs_id_as_its_name_gives_that_run_and_never_a_new_one(h: Harness, a: Client) -> None:
+    root = join(a)
+    below = child(a, root.run)
+    for run in (root, below):
+        assert join(a, run.run) == run
+    a.ask(wire.RunsEnd(run=root.run, state="finished"))
+    assert join(a, root.run).state == "finished"
+    assert join(a, below.run).state == "stopped"
+    a.refused("NOT_FOUND", wire.RunsJoin(name=root.run.replace("r", "r99")))
+    h.session("b", space="other").refused("NOT_FOUND", wire.RunsJoin(name=root.run))
+    assert join(a, root.run.replace("-", "-0")).state == "active", "the id of another database is a name"
+    assert len(h.rows("SELECT run FROM runs")) == 3
