@@ -13,7 +13,6 @@ import shutil
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
 
 from runstated.store import schema
 
@@ -36,7 +35,7 @@ def save(database: Path, target: Path, *, force: bool) -> None:
         raise BackupError(f"{target} is in the way: choose another name")
     if target.exists() and not force:
         raise BackupError(f"{target} exists: choose another name, or say --force to replace it")
-    with part_of(target) as part, reading(database, "rw") as source:  # writing nothing, it leaves no files either
+    with part_of(target) as part, reading(database) as source:
         copy(source, part)
         os.replace(part, target)
         sync_directory(target.parent)
@@ -69,11 +68,11 @@ def copy(source: sqlite3.Connection, target: Path) -> None:
 
 
 @contextlib.contextmanager
-def reading(database: Path, mode: Literal["ro", "rw"] = "ro") -> Iterator[sqlite3.Connection]:
-    """A connection that sees one moment of a database and changes nothing."""
-    connection = sqlite3.connect(f"{database.absolute().as_uri()}?mode={mode}", uri=True, isolation_level=None)
+def reading(database: Path) -> Iterator[sqlite3.Connection]:
+    """A connection that sees one moment of a database and changes nothing: not even a log that a crash has left is
+    copied into the file."""
+    connection = sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
     with contextlib.closing(connection):
-        connection.execute("PRAGMA query_only = ON")
         connection.execute("BEGIN")
         connection.execute("SELECT count(*) FROM sqlite_master").fetchone()  # only now does the transaction begin
         yield connection

@@ -76,7 +76,11 @@ def test_a_backup_under_load_and_a_holder_from_after_it(daemon: Daemon) -> None:
     seen: wire.StatusView = daemon.status()
     assert seen.daemon is not None
     assert seen.daemon.trouble is None
+    daemon.end_programs()  # none starts it again
     daemon.kill()
+    log = daemon.state_dir / "runstate.db-wal"
+    size = log.stat().st_size
     again = daemon.run("backup", "--force", str(saved))
     assert (again.returncode, again.stderr) == (0, "")
+    assert log.stat().st_size == size, "what a crash has left stays as it is"
     eventually(lambda: not [path for path in daemon.directory.iterdir() if path.name.endswith(".part")])
