@@ -19,11 +19,12 @@ from typing import Any, TypeAlias
 import msgspec
 
 from runstate import wire
-from runstated import circles, dispatch, faults, replies
+from runstated import circles, counters, dispatch, faults, replies
 from runstated.clock import Clock
 from runstated.domain import keys, leases, queues, runs, sessions
 from runstated.lines import Memory
 from runstated.settings import BATCH_VERBS_MS
+from runstated.store.files import BATCH
 from runstated.store.tx import Access, Caller, Parked, Refusal, TooMany, Tx
 from runstated.waits import EVENTS, WATCH, Call, CallKey, Topic
 
@@ -147,6 +148,7 @@ class Executor:
         Raises Lost when nothing was committed.
         """
         tx = self._begin(connection)
+        changes = connection.total_changes
         ends = perf_counter_ns() + BATCH_VERBS_MS * 1_000_000
         done = 0
         try:
@@ -162,7 +164,9 @@ class Executor:
             self._take_back(connection)
             raise
         try:
-            self._write_counters(connection)
+            if self.memory.counters_changed or connection.total_changes != changes:
+                self.memory.count(BATCH)
+            counters.write(connection, self.memory)
             connection.execute("COMMIT")
         except sqlite3.Error as error:
             self._take_back(connection)
@@ -188,16 +192,6 @@ class Executor:
                 connection.execute("ROLLBACK")
         except sqlite3.Error as error:
             log.warning("rolling back failed: %s", error)
-
-    def _write_counters(self, connection: sqlite3.Connection) -> None:
-        """A counter that was used is written in the transaction that used it: no number is given twice."""
-        memory = self.memory
-        for counter in memory.counters_changed:
-            connection.execute(
-                "INSERT INTO counters (counter, value) VALUES (:counter, :value)"
-                " ON CONFLICT (counter) DO UPDATE SET value = excluded.value",
-                {"counter": counter, "value": memory.counters[counter]},
-            )
 
     # ------------------------------------------------------------------ entries
 

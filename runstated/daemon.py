@@ -19,14 +19,17 @@ import socket
 import stat
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import runstate
 from runstate import paths, presence
-from runstated import lockfile, logs, notify, settings
+from runstated import claim, lockfile, logs, notify, settings
 from runstated.clock import Clock
+from runstated.guard import Guard
 from runstated.settings import Settings
+from runstated.store import files
 
 if TYPE_CHECKING:
     import ssl
@@ -36,6 +39,10 @@ log = logging.getLogger("runstated")
 
 class DaemonError(Exception):
     """The daemon cannot start, or cannot go on; the message is for the user."""
+
+
+# What can be wrong with a machine, its files or the settings. All else is a fault of ours.
+EXPECTED = (DaemonError, lockfile.UnfitError, files.FilesError, claim.NameTaken, OSError)
 
 
 def serve(config: Settings, ready: Callable[[], None], *, foreground: bool) -> None:
@@ -55,16 +62,34 @@ async def run(config: Settings, ready: Callable[[], None], *, foreground: bool =
     lock = lockfile.acquire(config.lock, _lock_info(config, foreground))
     try:
         logs.set_up(config, foreground=foreground)
-        await _live(_as_before(config, lock.before), lock, ready)
+        held = claim.take(config.state_dir)
+        try:
+            _know_files(config, lock, held.heard or lock.before)
+            await _live(_as_before(config, lock.before), lock, held, ready)
+        finally:
+            held.release(lock)
     except Exception as error:
         told = logs.words_of(error) or type(error).__name__
-        log.error("cannot go on: %s", told, exc_info=not isinstance(error, DaemonError))
+        log.error("cannot go on: %s", told, exc_info=None if isinstance(error, EXPECTED) else error)
         raise
     finally:
         lock.release()
 
 
-async def _live(config: Settings, lock: lockfile.Lock, ready: Callable[[], None]) -> None:
+def _know_files(config: Settings, lock: lockfile.Lock, before: presence.LockInfo | None) -> None:
+    """The lock file says which database belongs here before anything of it is opened or made. Raises FilesError."""
+    lock.announce(lock.info.keeping(before or presence.LockInfo()))
+    if config.new_database:
+        kept = files.put_aside(config.database, int(lock.info.started))
+        log.warning("starting with a new database; the one before: %s", kept or "there was none")
+        before = None
+    batch, has_log = files.check(config.database, before)
+    if before is None or not before.database:
+        before = presence.LockInfo(database=files.make_id(), fresh=True)
+    lock.announce(lock.info.keeping(replace(before, batch=batch, wal=has_log)))
+
+
+async def _live(config: Settings, lock: lockfile.Lock, held: claim.Claim, ready: Callable[[], None]) -> None:
     notifier = notify.Notifier()
     raise_descriptor_limit()
     stopping = _stop_on_signals()
@@ -72,6 +97,7 @@ async def _live(config: Settings, lock: lockfile.Lock, ready: Callable[[], None]
     listener = Listener.open(config.socket)
     guard = Guard(lock, listener, stopping)
     service = Service(config, listener, guard)
+    held.keep(guard, lock)
     try:
         await service.start()
         lock.announce(service.announced(replace(lock.info, socket=str(listener.path))))
@@ -125,11 +151,16 @@ class Service:
         from runstated.server import Server
         from runstated.store import sqlite
 
-        store = await sqlite.Store.open(config.database, config.sync, backup=not config.no_backup)
-        self._undo.append(("the store", store.close))
+        new_id, backup = self._guard.database, not config.no_backup
+        try:
+            store = await sqlite.Store.open(config.database, config.sync, new_id=new_id, backup=backup)
+        except sqlite.StoreError as error:
+            raise DaemonError(str(error)) from error
         engine = Engine(store, Clock())
+        self._undo.append(("the store", partial(self._guard.close, store, engine)))
         self._undo.append(("the engine", engine.close))
         await engine.start()
+        self._guard.watch(store, engine)
         server = Server(engine, version=runstate.__version__, socket_path=str(self._listener.path))
         server.may_serve = self._guard.look
         self._undo.append(("the server", server.drain))
@@ -252,29 +283,6 @@ def _remove_stale(path: Path) -> None:
         except OSError as error:
             raise DaemonError(f"the socket {path} is in use: {error.strerror or error}") from error
     raise DaemonError(f"another process, of another state directory, listens on {path}; choose another --socket")
-
-
-class Guard:
-    """Looks whether lock and socket are still ours: at a slow pulse, and before anybody new is served.
-
-    A file that was replaced means that a second daemon may start beside us without knowing; the state is safer when
-    this one goes. ``lost``: what happened.
-    """
-
-    def __init__(self, lock: lockfile.Lock, listener: Listener, stopping: asyncio.Event) -> None:
-        self.listener, self.stopping = listener, stopping
-        self.lost: str | None = None
-        self._lock = lock
-
-    def look(self) -> bool:
-        """Whether they are; if not, the daemon stops."""
-        if self.lost is None and not self._lock.is_ours():
-            self.lost = f"the lock file {self._lock.path} was removed or replaced while we held it"
-        elif self.lost is None and not self.listener.is_ours():
-            self.lost = f"the socket {self.listener.path} was removed or replaced while we listened on it"
-        if self.lost is not None:
-            self.stopping.set()
-        return self.lost is None
 
 
 async def _watch(guard: Guard, notifier: notify.Notifier) -> None:

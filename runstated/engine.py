@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from runstate import wire
-from runstated import dispatch, faults, loading
+from runstated import counters, dispatch, faults, loading
 from runstated.arrivals import Arrivals
 from runstated.batch import Acked, Ask, Cancelled, Entry, Executor, Lost, Nested, Tick
 from runstated.cache import Cache
@@ -27,6 +27,7 @@ from runstated.keyring import Keyring
 from runstated.lines import Memory
 from runstated.pressure import Pressure
 from runstated.settings import BATCH_REQUESTS_MAX
+from runstated.store.files import BATCH
 from runstated.store.sqlite import Store, is_full
 from runstated.store.tx import Access, Caller, Tx
 from runstated.upkeep import Upkeep
@@ -67,6 +68,7 @@ class Engine:
         self.keyring = Keyring()
         self.pressure = Pressure()
         self.keys_changed: Callable[[], None] | None = None  # told after the keyring
+        self.committed: Callable[[], None] = lambda: None  # told before the replies of a batch leave
         self._executor = Executor(self.memory, clock, store.instance)
         self._cache = Cache()
         self._arrivals = Arrivals(self.pressure)
@@ -84,8 +86,8 @@ class Engine:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._worker: asyncio.Task[None] | None = None
         self._retry_s = RETRY_S_MIN
-        self._tickets = 0
-        self._epoch = 0
+        self._tickets = self._epoch = 0
+        self.batch = 0  # the number of the last one that was committed
 
     # ------------------------------------------------------------------ life
 
@@ -107,11 +109,8 @@ class Engine:
         known = loading.load(tx, memory, lease_ms)
         connection.execute("BEGIN IMMEDIATE")
         self._epoch = memory.count(EPOCH)
-        connection.execute(
-            "INSERT INTO counters (counter, value) VALUES (:counter, :value)"
-            " ON CONFLICT (counter) DO UPDATE SET value = excluded.value",
-            {"counter": EPOCH, "value": self._epoch},
-        )
+        self.batch = memory.count(BATCH)
+        counters.write(connection, memory)
         connection.execute("COMMIT")
         memory.counters_changed.clear()
         self.keyring.replace(keys.stored(tx))
@@ -264,6 +263,8 @@ class Engine:
 
     def _committed(self) -> None:
         memory = self.memory
+        self.batch = memory.counters[BATCH]
+        self.committed()
         for settled, deadline_ms, result in memory.settled:
             self._cache.put(settled, deadline_ms, faults.encode(result))
         for run in memory.forgotten_runs:

@@ -13,6 +13,7 @@ beside a holder.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import random
@@ -74,8 +75,8 @@ class UnfitError(Exception):
 
 
 class Lock:
-    """The held lock. `release` is for an orderly end; a process that dies gives it back as well, and leaves its text
-    behind: `before`."""
+    """The held lock. `release` is for an orderly end; a process that dies gives it back as well. `before`: what the
+    last holder left behind."""
 
     def __init__(self, path: Path, descriptor: int, info: LockInfo) -> None:
         self.path, self.info = path, info
@@ -85,25 +86,53 @@ class Lock:
 
     def announce(self, info: LockInfo) -> None:
         """Write who holds the lock and where it listens, in place: the file keeps its inode."""
-        content = info.encode()
-        os.pwrite(self._descriptor, content, 0)
-        os.ftruncate(self._descriptor, len(content))
+        _write(self._descriptor, info, self.path)
         self.info = info
+
+    def note(self, batch: int, *, has_log: bool) -> None:
+        """Write how far the database is by itself, and whether it needs its log."""
+        self.announce(replace(self.info, batch=batch, wal=has_log, fresh=False))
 
     def is_ours(self) -> bool:
         """Whether the path still leads to the file we hold; if not, a second daemon may be about to start."""
         try:
-            return _identity(os.lstat(self.path)) == self._identity
+            found = os.lstat(self.path)
         except OSError:
             return False
+        return _identity(found) == self._identity and found.st_size > 0
+
+    def leave_word(self) -> None:
+        """Where the file was taken away, another one says what belongs here: nothing else is to be started with. Not
+        where the place for it is gone, too, and not where something else is in its place."""
+        try:
+            self.path.parent.mkdir(mode=0o700, exist_ok=True)
+            descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except OSError:
+            return
+        try:
+            _write(descriptor, self.info.belongings, self.path)
+        finally:
+            os.close(descriptor)
 
     def release(self) -> None:
         if self._descriptor < 0:
             return
-        os.ftruncate(self._descriptor, 0)
+        with contextlib.suppress(OSError):  # it was written before: the database's part of it is right
+            _write(self._descriptor, self.info.belongings, self.path)
+            self.leave_word()
         fcntl.flock(self._descriptor, fcntl.LOCK_UN)
         os.close(self._descriptor)
         self._descriptor = -1
+
+
+def _write(descriptor: int, info: LockInfo, path: Path) -> None:
+    content = info.encode()
+    try:
+        os.pwrite(descriptor, content, 0)
+        os.ftruncate(descriptor, len(content))
+        os.fsync(descriptor)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def acquire(path: Path, info: LockInfo) -> Lock:
@@ -113,7 +142,8 @@ def acquire(path: Path, info: LockInfo) -> Lock:
         try:
             if _take(descriptor) and _identity(os.fstat(descriptor)) == _identity(os.lstat(path)):
                 lock = Lock(path, descriptor, info)
-                lock.announce(replace(info, birth=presence.process_birth(info.pid)))
+                info = replace(info, birth=presence.process_birth(info.pid))
+                lock.announce(info.keeping(lock.before or LockInfo()))
                 descriptor = -1  # the lock's now
                 return lock
         except FileNotFoundError:

@@ -11,6 +11,7 @@ import asyncio
 import faulthandler
 import logging
 import logging.handlers
+import os
 import sqlite3
 import sys
 import threading
@@ -72,13 +73,30 @@ def _frames(error: BaseException) -> list[tuple[Any, int]]:
     return list(traceback.walk_tb(error.__traceback__))[: -PLACES_MAX - 1 : -1]
 
 
+class Log(logging.handlers.RotatingFileHandler):
+    """Its file is made anew where it was removed or moved away, if its directory was not."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        is_gone = self.stream is not None and os.fstat(self.stream.fileno()).st_ino != _inode(self.baseFilename)
+        if is_gone and os.path.isdir(os.path.dirname(self.baseFilename)):
+            self.close()  # the next record, which is this one, opens it
+        super().emit(record)
+
+
+def _inode(path: str) -> int:
+    try:
+        return os.stat(path).st_ino
+    except OSError:
+        return 0
+
+
 def set_up(config: Settings, *, foreground: bool) -> None:
     """Everything that anybody in this process has to say goes to the log, in this form."""
     handler: logging.Handler
     if foreground:
         handler = logging.StreamHandler(sys.stderr)
     else:
-        handler = logging.handlers.RotatingFileHandler(
+        handler = Log(
             config.log,
             maxBytes=settings.LOG_BYTES_MAX,
             backupCount=settings.LOG_FILES_KEPT,

@@ -21,7 +21,7 @@ from runstated.batch import Ended, Executor
 from runstated.clock import Clock
 from runstated.lines import Memory
 from runstated.settings import Settings
-from runstated.store import backup, schema
+from runstated.store import backup, files, schema
 from runstated.store.backup import BackupError
 from runstated.store.tx import Tx
 
@@ -32,7 +32,6 @@ LIFT = 2**32
 LIFTS = {"epoch": 2**12}
 # Also of those of which the backup has had no number yet.
 COUNTERS = ("token", "event", "ledger", "needs", "finish", *"bjklmpr", *LIFTS)
-KEPT = ".replaced-"
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,9 @@ def restore(config: Settings, file: Path) -> Restored:
             with backup.reading(file) as source:
                 backup.copy(source, part)
             ended = _make_safe(part, clock, _known(config.database))
-            kept = _set_aside(config.database, clock)
+            now = files.read(part, with_log=False)
+            lock.announce(lock.info.keeping(presence.LockInfo(database=now.id, batch=now.batch)))
+            kept = files.put_aside(config.database, clock.wall_ms() // 1000)
             os.rename(part, config.database)
             backup.sync_directory(config.state_dir)
     finally:
@@ -97,6 +98,7 @@ def _make_safe(database: Path, clock: Clock, known: _Known) -> tuple[int, int]:
                 counter=counter,
                 value=highest + LIFTS.get(counter, LIFT),
             )
+        files.give_id(connection, instance, int(files.make_id(), 16), again=True)  # it is not the one it was
         for key in known.revoked:
             tx.run(
                 "UPDATE keys SET revoked_ms = :now WHERE id = :id AND revoked_ms IS NULL", id=key, now=clock.wall_ms()
@@ -111,7 +113,7 @@ def _known(database: Path) -> _Known:
     """What the databases say that are replaced or were: a second restore of one backup must not give the numbers of the
     first again, and a key that was revoked stays so. Those that cannot be read are passed over."""
     known = _Known()
-    for path in (database, *database.parent.glob(f"{database.name}{KEPT}*")):
+    for path in (database, *database.parent.glob(f"{database.name}{files.KEPT}*")):
         if not path.exists() or path.name.endswith(("-wal", "-shm")):
             continue
         try:
@@ -124,15 +126,3 @@ def _known(database: Path) -> _Known:
         except sqlite3.Error as error:
             log.info("the numbers of %s are not known: %s", path, error)
     return known
-
-
-def _set_aside(database: Path, clock: Clock) -> Path | None:
-    """The database goes first: without it, nobody takes what is left for a whole one."""
-    kept = database.with_name(f"{database.name}{KEPT}{clock.wall_ms() // 1000}")
-    found = False
-    for end in ("", "-wal", "-shm"):
-        path = database.with_name(database.name + end)
-        if path.exists():
-            os.rename(path, kept.with_name(kept.name + end))
-            found = True
-    return kept if found else None

@@ -132,7 +132,8 @@ class Connection(asyncio.Protocol):
 
     def _await_hello(self) -> None:
         if not self._server.may_serve():
-            self._fail(0, "UNAVAILABLE", "this daemon is about to stop: its lock or its socket was taken away")
+            stops = "this daemon is about to stop: files of its state directory were taken away"
+            self._fail(0, "UNAVAILABLE", stops, retryable=True)
             return
         self._hello_timer = self._engine.after(HELLO_MS, self._no_hello)
 
@@ -351,16 +352,16 @@ class Connection(asyncio.Protocol):
             self._quiet_until = now + 1
             log.info(message, *arguments)
 
-    def _error(self, request_id: int, code: str, message: str) -> None:
-        self.send(request_id, wire.encode(wire.Error(code=code, message=message)))
+    def _error(self, request_id: int, code: str, message: str, *, retryable: bool = False) -> None:
+        self.send(request_id, wire.encode(wire.Error(code=code, message=message, retryable=retryable)))
 
-    def _fail(self, request_id: int, code: str, message: str, detail: str = "") -> None:
+    def _fail(self, request_id: int, code: str, message: str, detail: str = "", *, retryable: bool = False) -> None:
         """``detail``: for the client only, since it may quote what a stranger has sent."""
         if self._over == "unix":
             log.warning("a connection of process %d is closed: %s", self._pid, message)
         else:
             self._server.log_of_strangers.warning("a connection over TCP is closed: %s", message)
-        self._error(request_id, code, message + detail)
+        self._error(request_id, code, message + detail, retryable=retryable)
         self.end()
 
 

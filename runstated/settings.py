@@ -102,6 +102,7 @@ class Settings:
     tls_key: Path | None = None
     no_backup: bool = False  # of the database before its upgrade
     config: Path | None = None  # the file that was read, if there was one
+    new_database: bool = False  # begin with an empty one, whatever is there
     is_as_before: bool = False  # tcp, http and TLS are those of a daemon that died: nice to have
 
     @property
@@ -150,6 +151,7 @@ def load(options: Mapping[str, str | None], environ: Mapping[str, str] = os.envi
         log_level=sources.choice("log_level", LOG_LEVELS, "info"),
         no_backup=sources.choice("no_backup", ANSWERS, "no") == "yes",
         config=config if content is not None else None,
+        new_database=options.get("new_database") is not None,  # never from the environment: it is meant once
     )
 
 

@@ -63,7 +63,7 @@ def reach(
             if not slept and now > deadline + awake.ASLEEP_S:  # this process slept, and with it perhaps the daemon
                 slept, deadline = True, now + address.timeout_s
                 continue
-            hopeless = isinstance(error, errors.UnavailableError) and not was_there()
+            hopeless = isinstance(error, errors.UnavailableError) and not (was_there() or error.may_retry)
             if hopeless or now + pause >= deadline:
                 raise unavailable(error) from error
         except BaseException:

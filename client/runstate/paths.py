@@ -126,6 +126,13 @@ def short_directory() -> Path:
     return Path(SHORT_ROOT) / f"{APP_NAME}-{os.geteuid()}"
 
 
+def claim_name(directory: Path) -> bytes:
+    """The abstract socket (Linux) by which the daemon of a state directory can be found where its files cannot."""
+    import hashlib
+
+    return b"\0runstated/%d/%s" % (os.geteuid(), hashlib.sha256(os.fsencode(directory)).hexdigest()[:32].encode())
+
+
 def is_short(path: Path) -> bool:
     """Whether a socket path is a stand-in made by `fit`."""
     return path.parent == short_directory()

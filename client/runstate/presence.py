@@ -14,7 +14,7 @@ import json
 import os
 import sys
 import time
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 # A holder that has just taken the lock needs microseconds to write its text; a reader that comes between looks again.
@@ -36,6 +36,11 @@ class LockInfo:
     http: str = ""  # host:port, where it serves the HTTP API
     tls_cert: str = ""  # the files of both, "" without TLS
     tls_key: str = ""
+    # What belongs here also while nobody holds the lock:
+    database: str = ""  # the id of the database; "" before there was one
+    fresh: bool = False  # it is being made: its file may not be there yet
+    batch: int = 0  # the last commit that is in the database itself, without its log
+    wal: bool = False  # its log, with later ones, must be there
 
     @property
     def tls(self) -> bool:
@@ -51,8 +56,18 @@ class LockInfo:
         given["allow_plaintext"] = "" if self.tls else "yes"  # it was allowed, or it is not needed
         return {name: value for name, value in given.items() if value}
 
+    def keeping(self, other: LockInfo) -> LockInfo:
+        """The same holder, of what belongs to another one."""
+        return replace(self, database=other.database, fresh=other.fresh, batch=other.batch, wal=other.wal)
+
+    @property
+    def belongings(self) -> LockInfo:
+        """What stays when the holder has gone."""
+        return LockInfo().keeping(self)
+
     def encode(self) -> bytes:
-        return json.dumps(asdict(self)).encode() + b"\n"
+        """One line. Without a holder it has no `pid`, not even 0: `kill 0` ends the process group of who reads it."""
+        return json.dumps({name: value for name, value in asdict(self).items() if self.pid or value}).encode() + b"\n"
 
 
 def inspect(path: Path) -> LockInfo | None:
@@ -81,8 +96,8 @@ def inspect(path: Path) -> LockInfo | None:
 
 
 def _is_left_behind(info: LockInfo) -> bool:
-    """Whether the text may be that of a holder that has died: the next one has the lock and has not written yet."""
-    return bool(info.birth) and process_birth(info.pid) != info.birth
+    """Whether the text may be that of a holder that has gone: the next one has the lock and has not written yet."""
+    return not info.pid or (bool(info.birth) and process_birth(info.pid) != info.birth)
 
 
 def is_held(descriptor: int) -> bool:
@@ -99,7 +114,7 @@ def is_held(descriptor: int) -> bool:
 def decode(content: bytes) -> LockInfo | None:
     """The text of a lock file; fields of a newer daemon are skipped, an unfinished text is None."""
     try:
-        raw = json.loads(content)
+        raw = json.loads(content.partition(b"\n")[0])  # behind it may be the rest of a longer one
         if not isinstance(raw, dict):
             return None
         return LockInfo(**{each.name: raw[each.name] for each in fields(LockInfo) if each.name in raw})

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from runstated.store import schema
+from runstated.store.files import log_of
 
 PAGES_COPIED = 256  # in one step, 1 MiB: between two of them a Ctrl-C is heard
 MIB = 1024 * 1024
@@ -44,7 +45,7 @@ def save(database: Path, target: Path, *, force: bool) -> None:
 def before_upgrade(database: Path, version: int) -> Path:
     """Backs up a database that is about to be migrated from ``version``; where. Raises BackupError without room."""
     target = database.with_name(f"{database.name}.v{version}")
-    needed = sum(path.stat().st_size for path in (database, wal_of(database)) if path.exists())
+    needed = sum(path.stat().st_size for path in (database, log_of(database)) if path.exists())
     free = shutil.disk_usage(database.parent).free
     if free < needed:
         raise BackupError(
@@ -100,10 +101,6 @@ def part_of(target: Path) -> Iterator[Path]:
     finally:
         for path in (part, part.with_name(f"{part.name}-journal")):
             path.unlink(missing_ok=True)
-
-
-def wal_of(database: Path) -> Path:
-    return database.with_name(f"{database.name}-wal")
 
 
 def sync_directory(directory: Path) -> None:

@@ -26,7 +26,7 @@ from runstated.settings import (
     WAL_CHECKPOINT_BYTES,
     WAL_SHARE,
 )
-from runstated.store import schema
+from runstated.store import files, schema
 from runstated.store.backup import BackupError, before_upgrade
 
 log = logging.getLogger(__name__)
@@ -51,6 +51,9 @@ class Store:
         self.path = path
         self.sync = sync
         self.instance = ""
+        self.id = ""
+        self.files = files.Files(path)
+        self.folds: Callable[[], None] = lambda: None  # told before a checkpoint
         self._writer: aiosqlite.Connection | None = None
         self._reader: aiosqlite.Connection | None = None
         self._keeper: aiosqlite.Connection | None = None
@@ -58,8 +61,11 @@ class Store:
         self._is_bounded = False
 
     @classmethod
-    async def open(cls, path: Path, sync: Literal["full", "normal"] = "full", *, backup: bool = True) -> "Store":
+    async def open(
+        cls, path: Path, sync: Literal["full", "normal"] = "full", *, new_id: str = "", backup: bool = True
+    ) -> "Store":
         """Opens or creates the file, checks it and brings it to the present schema; ``backup``: saving it before.
+        ``new_id``: for a database that has no id yet.
 
         Raises StoreError when the file is damaged, foreign, newer than this program, or cannot be written.
         """
@@ -71,9 +77,11 @@ class Store:
             await store._open_writer()
             if backup:
                 await store._save_before_upgrade()
-            store.instance = await store.write(_prepare)
+            number = int(new_id or files.make_id(), 16)
+            store.instance, store.id = await store.write(lambda connection: _prepare(connection, number))
             store._reader = await _connect(path, _read_only)
             store._keeper = await _connect(path, _keep)
+            store.files = files.Files(path)
         except (sqlite3.Error, schema.NewerFile, schema.ForeignFile, BackupError) as error:
             await store.close()
             raise StoreError(f"cannot open the database {path}: {error}") from error
@@ -107,8 +115,18 @@ class Store:
         The WAL starts anew only when all of it was copied, and a busy writer is always a few pages ahead: so the
         writer itself copies those last few, which takes it no longer than a commit. That is what bounds the WAL.
         """
-        await _on_thread(self._keeper, lambda connection: _checkpoint(connection, "PASSIVE"))
-        return await self.write(self._restart_log)
+        self.folds()
+        self.files.copying(True)
+        try:
+            await _on_thread(self._keeper, lambda connection: _checkpoint(connection, "PASSIVE"))
+            return await self.write(self._restart_log)
+        finally:
+            self.files.copying(False)
+
+    async def fold(self) -> bool:
+        """Copies what is in the WAL into the file; whether that was all of it: nobody is waited for. The writer does
+        it: it has the WAL open, and another connection would look for that by its name."""
+        return await _on_thread(self._writer, lambda connection: _checkpoint(connection, "PASSIVE"))
 
     async def shrink(self) -> bool:
         """Gives a few of the free pages back, if there are more than are kept; whether there are more to come. The file
@@ -156,7 +174,7 @@ class Store:
 
     def wal_bytes(self) -> int:
         """Size of the WAL file."""
-        return _size(self.path.with_name(self.path.name + "-wal"))
+        return _size(files.log_of(self.path))
 
     def database_bytes(self) -> int:
         """Size of the database file."""
@@ -248,9 +266,14 @@ def _keep(connection: sqlite3.Connection) -> None:
 
 
 def _checkpoint(connection: sqlite3.Connection, mode: str) -> bool:
+<<<<<<< HEAD
     """Whether nobody was in the way."""
     is_busy, _, _ = connection.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
     return not is_busy
+=======
+    is_busy, pages, copied = connection.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
+    return not is_busy and pages == copied
+>>>>>>> e374ed1 (Start only with files that belong together, stop when one goes)
 
 
 def _shrink(connection: sqlite3.Connection) -> bool:
@@ -275,8 +298,9 @@ def _in_transaction(connection: sqlite3.Connection, function: Callable[[sqlite3.
             connection.execute("ROLLBACK")
 
 
-def _prepare(connection: sqlite3.Connection) -> str:
-    """Checks the file, migrates it, and gives this database's own short name."""
+def _prepare(connection: sqlite3.Connection, number: int) -> tuple[str, str]:
+    """Checks the file, migrates it, and gives this database's own short name and its id, made of ``number`` if it has
+    none yet."""
     (pages,) = connection.execute("PRAGMA page_count").fetchone()
     if pages <= CHECKED_PAGES_MAX:
         (word,) = connection.execute("PRAGMA quick_check(1)").fetchone()
@@ -284,14 +308,10 @@ def _prepare(connection: sqlite3.Connection) -> str:
             raise sqlite3.DatabaseError(f"it is damaged ({word}): put it aside or restore a backup")
     schema.migrate(connection)
     connection.execute("BEGIN IMMEDIATE")
-    known = schema.instance(connection)
-    name = known or secrets.token_hex(2)
-    if known is None:
-        connection.execute(
-            "INSERT INTO counters (counter, value) VALUES (:counter, 1)", {"counter": f"instance:{name}"}
-        )
+    name = schema.instance(connection) or secrets.token_hex(2)
+    id = files.give_id(connection, name, number, again=False)
     connection.execute("COMMIT")
-    return name
+    return name, id
 
 
 def is_full(error: sqlite3.Error) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import signal
@@ -10,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -50,7 +52,7 @@ def spawn_holder(path: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
-def mine(**changes: str) -> lockfile.LockInfo:
+def mine(**changes: Any) -> lockfile.LockInfo:
     return lockfile.LockInfo(pid=os.getpid(), version="0.1", **changes)
 
 
@@ -154,6 +156,51 @@ def test_a_replaced_or_removed_lock_file_is_noticed(path: Path) -> None:
     path.write_text("")
     assert not lock.is_ours()
     lock.release()
+    lock = lockfile.acquire(path, mine())
+    os.truncate(path, 0)
+    assert not lock.is_ours()
+    lock.release()
+
+
+def test_what_belongs_here_is_said_also_when_nobody_holds_the_lock(path: Path) -> None:
+    lock = lockfile.acquire(path, mine())
+    assert lock.before is None
+    lock.announce(mine(database="1f", fresh=True))
+    lock.note(7, has_log=True)
+    lock.release()
+    left = presence.decode(path.read_bytes())
+    assert left == presence.LockInfo(database="1f", batch=7, wal=True)
+    assert "pid" not in path.read_text(), "not even 0: who kills that kills his own process group"
+    lock = lockfile.acquire(path, mine())
+    assert (lock.before, lock.info.belongings, lock.info.pid) == (left, left, os.getpid())
+    lock.release()
+
+
+def test_a_lock_file_that_was_taken_away_is_left_again_and_another_is_left_alone(path: Path) -> None:
+    lock = lockfile.acquire(path, mine())
+    lock.announce(mine(database="1f"))
+    path.unlink()
+    lock.release()
+    assert presence.decode(path.read_bytes()) == presence.LockInfo(database="1f")
+    lock = lockfile.acquire(path, mine())
+    path.unlink()
+    path.write_text("")
+    lock.release()
+    assert path.read_text() == ""
+
+
+def test_a_disk_that_is_full_names_the_lock_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(lockfile.os, "pwrite", full)
+    with pytest.raises(OSError, match=f"No space left on device: '{path}'"):
+        lockfile.acquire(path, mine())
+
+
+def test_the_rest_of_a_longer_text_is_not_read() -> None:
+    """A holder may die between the text and the cut behind it."""
+    assert presence.decode(mine(socket="/s").encode() + b'er text"}\n') == mine(socket="/s")
 
 
 def test_a_symbolic_link_is_not_followed(path: Path) -> None:
