@@ -29,7 +29,6 @@ def detached(descriptor: str, options: str) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)  # what whoever came first ignores must not matter
-    from runstated import daemon, lockfile, settings
 
     pipe = int(descriptor)
     os.set_inheritable(pipe, False)
@@ -49,10 +48,12 @@ def detached(descriptor: str, options: str) -> None:
         answer(pid=os.getpid())
 
     try:
+        from runstated import daemon, settings
+
         daemon.serve(settings.load(json.loads(options)), ready, foreground=False)
     except Exception as error:
         if not started:
-            answer(error=str(error) or repr(error), held=isinstance(error, lockfile.LockHeld))
+            answer(error=str(error) or repr(error), held=type(error).__name__ == "LockHeld")
         sys.exit(1)
     sys.exit(0)
 

@@ -6,13 +6,14 @@ and through a pidfd, so that a process which got the number later is never hit.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
 import sqlite3
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -24,6 +25,7 @@ from runstated import settings
 from runstated.settings import Settings
 
 START_MS = 30_000  # a start after a crash may have to recover a large database
+STOP_WAITS_MS = 10_000  # for who starts it: then it is ended in the middle of that
 STOP_MARGIN_MS = 5_000  # beyond the daemon's own time to drain
 ANSWER_MS = 2_000  # `status`: a daemon that takes longer to accept is reported as not answering
 
@@ -84,6 +86,12 @@ def place_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @cli.command()
 @click.option("--foreground", is_flag=True, help="Stay in this terminal and log to it.")
+@click.option(
+    "--new-database",
+    flag_value="yes",
+    default=None,
+    help="Start with an empty database; one that is there is kept under another name.",
+)
 @daemon_options
 def start(foreground: bool, **options: str | None) -> None:
     """Start the daemon and return when it answers."""
@@ -91,22 +99,50 @@ def start(foreground: bool, **options: str | None) -> None:
     if foreground:
         _run_in_foreground(config)
     target = _target(config, options)
+    deadline = _deadline(START_MS)
     try:
-        presence.unmark_stopped(config.stopped)
-        before = _holder(config)
-        autostart.start(target, deadline=_deadline(START_MS)).close()
+        with _alone(target, deadline) as lock:
+            presence.unmark_stopped(config.stopped)
+            before = _holder(config)
+            holder = _start(config, target, lock, deadline)
     except errors.RunstateError as error:
         _fail(str(error))
     except OSError as error:
         _fail(f"cannot start runstated: {error}")
-    holder = _holder(config)
-    if holder is None:
-        _fail(f"runstated started and ended at once{spawn.log_tail(config.state_dir)}")
     already = _is_same(before, holder)
     click.echo("runstated already runs" if already else "runstated started")
     _describe(config, holder)
     if already:
         _check_listeners(config, holder)
+        if config.new_database:
+            _fail("but with its present database: run `runstated stop`, then `runstated start --new-database`")
+
+
+@contextlib.contextmanager
+def _alone(target: autostart.Target, deadline: float, *, must: bool = True) -> Iterator[autostart.SpawnLock]:
+    """Only one process starts, stops or restarts the daemon at a time: what each of them then says is true. With
+    ``must`` False the time may pass without the lock."""
+    paths.private_directory(target.state_dir, follow=True)
+    with autostart.spawn_lock(target, deadline=deadline) as lock:
+        while not lock.try_take():
+            if time.monotonic() > deadline:
+                if not must:
+                    break
+                _fail("another process is starting or stopping runstated and does not get done")
+            time.sleep(autostart.WAIT_MS_MAX / 1000)
+        yield lock
+
+
+def _start(config: Settings, target: autostart.Target, lock: autostart.SpawnLock, deadline: float) -> presence.LockInfo:
+    """The daemon that listens now: started, or found when it was about to."""
+    while True:
+        autostart.start_locked(target, lock, deadline=deadline).close()
+        holder = _holder(config)
+        if holder is not None and holder.socket:
+            return holder
+        if time.monotonic() > deadline:
+            _fail(f"runstated started and ended at once{spawn.log_tail(config.state_dir)}")
+        time.sleep(autostart.WAIT_MS_MAX / 1000)
 
 
 def _check_listeners(config: Settings, holder: presence.LockInfo) -> None:
@@ -126,7 +162,7 @@ def _run_in_foreground(config: Settings) -> NoReturn:
     try:
         presence.unmark_stopped(config.stopped)
         daemon.serve(config, lambda: None, foreground=True)
-    except (lockfile.LockHeld, lockfile.UnfitError, daemon.DaemonError, OSError) as error:
+    except (lockfile.LockHeld, *daemon.EXPECTED) as error:
         _fail(str(error))
     sys.exit(0)
 
@@ -138,9 +174,17 @@ def stop(**options: str | None) -> None:
     config = _load(options)
     try:
         paths.private_directory(config.state_dir, follow=True)
+        was_marked = presence.is_marked_stopped(config.stopped)
         _mark_stopped(config)  # first: a client that loses its connection must not start another
-        stopped = _end(config)
-    except OSError as error:
+        with _alone(_target(config, options), _deadline(STOP_WAITS_MS), must=False):
+            _mark_stopped(config)  # again: a start that came before has removed it
+            try:
+                stopped = _end(config)
+            except CannotStop:
+                if not was_marked:
+                    presence.unmark_stopped(config.stopped)
+                raise
+    except (CannotStop, errors.RunstateError, OSError) as error:
         _fail(f"cannot stop runstated: {error}")
     click.echo(f"runstated stopped (pid {stopped.pid})" if stopped else "runstated is not running")
 
@@ -148,7 +192,9 @@ def stop(**options: str | None) -> None:
 def _mark_stopped(config: Settings) -> None:
     try:
         presence.mark_stopped(config.stopped)
-    except OSError as error:  # on a full disk it must stop all the same
+    except OSError as error:  # on a full disk it must stop all the same, and a marker without a text is one, too
+        if presence.is_marked_stopped(config.stopped):
+            return
         click.echo(f"runstated: clients may start it again: cannot write {config.stopped}: {error.strerror}", err=True)
 
 
@@ -166,21 +212,13 @@ def restart(**options: str | None) -> None:
     target = _target(config, options)
     deadline = _deadline(START_MS + settings.DRAIN_MS + STOP_MARGIN_MS)
     try:
-        paths.private_directory(config.state_dir, follow=True)
         # The lock keeps clients from starting the daemon in between, with other options.
-        with autostart.spawn_lock(target, deadline=deadline) as lock:
-            while not lock.try_take():
-                if time.monotonic() > deadline:
-                    _fail("another process is starting runstated and does not get done")
-                time.sleep(autostart.WAIT_MS_MAX / 1000)
+        with _alone(target, deadline) as lock:
             _end(config)
             presence.unmark_stopped(config.stopped)
-            autostart.start_locked(target, lock, deadline=deadline).close()
-    except (errors.RunstateError, OSError) as error:
+            holder = _start(config, target, lock, deadline)
+    except (CannotStop, errors.RunstateError, OSError) as error:
         _fail(f"cannot restart runstated: {error}")
-    holder = _holder(config)
-    if holder is None:
-        _fail(f"runstated started and ended at once{spawn.log_tail(config.state_dir)}")
     click.echo("runstated restarted")
     _describe(config, holder)
 
@@ -303,8 +341,12 @@ def _answers(holder: presence.LockInfo) -> bool:
     return True
 
 
+class CannotStop(Exception):
+    """The daemon runs, and cannot be ended from here."""
+
+
 def _end(config: Settings) -> presence.LockInfo | None:
-    """End the holder of the lock and wait until it is gone. None when nobody held it."""
+    """End the holder of the lock and wait until it is gone. None when nobody held it. Raises CannotStop."""
     holder = _holder(config)
     if holder is None:
         _stop_units()
@@ -316,8 +358,14 @@ def _end(config: Settings) -> presence.LockInfo | None:
     deadline = _deadline(settings.DRAIN_MS + STOP_MARGIN_MS)
     with Process(holder) as process:
         # Looked at again with the process in hand: from here on it is the holder, or it is gone.
-        if process.is_alive() and _is_same(_holder(config), holder):
+        is_alive = process.is_alive()
+        if is_alive and _is_same(_holder(config), holder):
             process.terminate()
+        elif not is_alive and _is_same(_holder(config), holder):
+            raise CannotStop(
+                f"it runs (pid {holder.pid}) where this process cannot see it, in another container or pid namespace:"
+                " run `runstated stop` there"
+            )
         while process.is_alive() or _is_same(_holder(config), holder):
             if time.monotonic() > deadline:
                 _fail(

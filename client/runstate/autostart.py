@@ -37,6 +37,10 @@ DENIED = frozenset({errno.EPERM, errno.EACCES, errno.EROFS})
 WAIT_MS_MIN = 4
 WAIT_MS_MAX = 64
 
+# Before a daemon that died while it was starting is started again: by a client, for as long as its call has time.
+DIED_S_MIN = 0.1
+DIED_S_MAX = 2.0
+
 
 @dataclass(frozen=True)
 class Target:
@@ -159,16 +163,33 @@ def start(target: Target, *, deadline: float, heed_marker: bool = False) -> sock
 
 
 def start_locked(target: Target, lock: SpawnLock, *, deadline: float, heed_marker: bool = False) -> socket.socket:
+    died, pause = None, DIED_S_MIN
     for _ in _tries(deadline):
         connected = find(target, deadline=deadline)
         if connected is not None:
             return connected
         if heed_marker and presence.is_marked_stopped(target.stopped):
             raise unavailable(STOPPED_MESSAGE)
-        # Whoever is about to spawn holds the lock; a holder of the *daemon's* lock is starting or ending by itself.
-        if lock.try_take() and holder_of(target) is None:
-            _spawn(target, deadline)
-    raise unavailable(_too_late(target))
+        # Whoever is about to spawn holds the lock; a holder of the *daemon's* lock is starting or ending by itself,
+        # or its socket was taken away: then it should look now.
+        is_ours, holder = lock.try_take(), holder_of(target)
+        if is_ours and holder is None:
+            try:
+                _spawn(target, deadline)
+            except spawn.Died as error:  # killed in this moment, perhaps by chance
+                died = error
+                time.sleep(max(0.0, min(pause, deadline - time.monotonic())))
+                pause = min(DIED_S_MAX, pause * 2)
+        elif holder is not None and holder.socket:
+            _alert(target)
+    raise unavailable(str(died) if died is not None else _too_late(target))
+
+
+def _alert(target: Target) -> None:
+    """Makes the daemon look at its files."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as alerting, contextlib.suppress(OSError, ValueError):
+        alerting.setblocking(False)
+        alerting.connect(paths.claim_name(target.state_dir))
 
 
 def _spawn(target: Target, deadline: float) -> None:
@@ -179,6 +200,8 @@ def _spawn(target: Target, deadline: float) -> None:
         spawn.daemon(target.state_dir, target.options, deadline=deadline)
     except spawn.AlreadyHeld:
         return  # started by other means in this moment: connect to that one
+    except spawn.Died:
+        raise
     except spawn.SpawnError as error:
         raise unavailable(str(error)) from error
     except OSError as error:

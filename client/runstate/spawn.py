@@ -50,6 +50,10 @@ class SpawnError(Exception):
     """The daemon did not come up; the message says why, with the end of its log."""
 
 
+class Died(SpawnError):
+    """It was killed while it was starting: what cannot start says so, or ends before it is on its own."""
+
+
 class AlreadyHeld(SpawnError):
     """Someone else's daemon took the state directory first: no failure, there is one to connect to."""
 
@@ -89,9 +93,11 @@ def _launch(command: list[str], writer: int, state_dir: Path, deadline: float) -
     finally:
         os.close(log)
     try:
-        first.wait(max(0.1, deadline - time.monotonic()))  # it forks and ends at once: see runstated.__main__
+        code = first.wait(max(0.1, deadline - time.monotonic()))  # it forks and ends at once: see runstated.__main__
     except subprocess.TimeoutExpired:
         raise SpawnError(f"the Python interpreter {command[0]} does not start") from None
+    if code != 0:
+        raise (Died if code < 0 else SpawnError)(f"runstated ended while it was starting{log_tail(state_dir)}")
 
 
 def _read_line(reader: int, deadline: float) -> bytes | None:
@@ -112,7 +118,7 @@ def _check(answer: bytes | None, state_dir: Path) -> None:
     if answer is None:
         raise SpawnError(f"runstated was started but does not answer yet{log_tail(state_dir)}")
     if not answer:
-        raise SpawnError(f"runstated ended while it was starting{log_tail(state_dir)}")
+        raise Died(f"runstated ended while it was starting{log_tail(state_dir)}")
     said = json.loads(answer)
     if said.get("held"):
         raise AlreadyHeld(said["error"])

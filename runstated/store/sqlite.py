@@ -266,14 +266,9 @@ def _keep(connection: sqlite3.Connection) -> None:
 
 
 def _checkpoint(connection: sqlite3.Connection, mode: str) -> bool:
-<<<<<<< HEAD
-    """Whether nobody was in the way."""
-    is_busy, _, _ = connection.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
-    return not is_busy
-=======
+    """Whether all was copied, with nobody in the way."""
     is_busy, pages, copied = connection.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
     return not is_busy and pages == copied
->>>>>>> e374ed1 (Start only with files that belong together, stop when one goes)
 
 
 def _shrink(connection: sqlite3.Connection) -> bool:

@@ -217,6 +217,44 @@ def test_a_failed_start_says_why(home: Home) -> None:
     assert failed.value.code == "UNAVAILABLE"
 
 
+def test_a_daemon_that_is_killed_while_starting_is_started_again(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    deaths = []
+
+    def dies(*arguments: object, real: object = spawn.daemon, **options: object) -> None:
+        if len(deaths) < 2:
+            deaths.append(arguments)
+            raise spawn.Died("killed")
+        real(*arguments, **options)  # type: ignore[operator]
+
+    monkeypatch.setattr(spawn, "daemon", dies)
+    autostart.connect(deadline=soon()).close()
+    assert len(deaths) == 2
+
+
+def test_a_daemon_that_always_dies_is_reported_when_the_time_is_over(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dies(*_: object, **__: object) -> None:
+        raise spawn.Died("killed while it was starting")
+
+    monkeypatch.setattr(spawn, "daemon", dies)
+    with pytest.raises(errors.UnavailableError, match="killed while it was starting"):
+        autostart.connect(deadline=at_once())
+
+
+def test_a_killed_daemon_is_told_from_one_that_refuses(home: Home, tmp_path: Path) -> None:
+    """For real: the daemon kills itself before it says anything."""
+    killed = tmp_path / "killed"
+    killed.mkdir()
+    (killed / "sitecustomize.py").write_text(
+        "import os, sys\nif 'detached' in sys.orig_argv:\n"
+        "    os.register_at_fork(after_in_child=lambda: os.kill(os.getpid(), 9))\n"
+    )
+    script = CONNECT.replace(f"+ {PATIENCE_S}", "+ 2")
+    answer = home.python("-c", script, PYTHONPATH=str(killed))
+    assert "runstated ended while it was starting" in answer.stderr
+
+
 def test_a_daemon_that_dies_while_starting_is_reported_with_the_end_of_its_log(home: Home, tmp_path: Path) -> None:
     crash = tmp_path / "crash"
     crash.mkdir()

@@ -71,6 +71,18 @@ def test_start_when_it_runs_already_says_where(home: Home) -> None:
     assert home.running() == before
 
 
+def test_starts_beside_each_other_wait_until_one_has_decided(home: Home) -> None:
+    """Each looks for what it was told to listen on only when the daemon has said where it listens."""
+    starts = []
+    for _ in range(3):
+        starts.append(home.popen(*home.command("start", "--tcp", "127.0.0.1:0")))
+        time.sleep(0.15)  # so that one comes while another one's daemon is on its way; it must do for any time
+    said = [start.communicate(timeout=PATIENCE_S)[0] for start in starts]
+    assert [start.returncode for start in starts] == [0, 0, 0], said
+    assert sorted(text.splitlines()[0] for text in said) == ["runstated already runs"] * 2 + ["runstated started"]
+    assert all(f"tcp://{home.running().tcp}" in text for text in said)
+
+
 @pytest.mark.parametrize("options", [[], ["--socket", "/tmp/runstated-test-never-bound.sock"]])
 def test_a_second_daemon_in_the_foreground_is_refused_with_pid_and_version(home: Home, options: list[str]) -> None:
     home.run("start")
@@ -299,7 +311,10 @@ def test_it_ends_when_its_lock_or_socket_is_taken_away(home: Home, name: str, ho
     assert process.returncode == 1
     what = "the lock file" if name == "lock" else "the socket"
     assert f"{what} {path} was removed or replaced" in said
-    assert path.exists() is (how == "replaced"), "what took its place is not ours to remove"
+    if how == "replaced":
+        assert path.read_text() == "", "what took its place is not ours"
+    else:
+        assert path.exists() is (name == "lock"), "a lock file for the next daemon"
 
 
 @pytest.mark.parametrize("name", ["lock", "socket"])
