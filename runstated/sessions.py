@@ -323,10 +323,11 @@ class Sessions:
 
 def _check_same(session: Session, hello: wire.Hello, origin: Origin) -> None:
     """Raises HelloRefused for another process than the one that has opened the session; where the kernel did not tell
-    which that was, by its number."""
+    which that was, by its number. A process that was seen from another pid namespace has another number there."""
     if session.process is not None:
         same = origin.process == session.process
     else:
-        same = session.is_remote or session.row.pid == (origin.pid or hello.pid)
+        seen_elsewhere = bool(session.row.process)
+        same = session.is_remote or seen_elsewhere or session.row.pid == (origin.pid or hello.pid)
     if not same:
         raise HelloRefused("CONFLICT", f"the session {hello.session} belongs to another process")

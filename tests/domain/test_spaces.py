@@ -238,7 +238,7 @@ TABLE: tuple[Make, ...] = (
 )
 # What is not refused, because it would not be refused with an id that does not exist either:
 # a name that may be new, then something of that name is made in the own space;
-NEW = {(wire.RunsJoin, "run"), (wire.OnceAcquire, "key"), (wire.OnceGet, "key"), (wire.TimersSleep, "timer")}
+NEW = {(wire.OnceAcquire, "key"), (wire.OnceGet, "key"), (wire.TimersSleep, "timer")}
 NEW |= {(wire.BarriersDeclare, "barrier"), (wire.BarriersArrive, "barrier")}
 # a queue that a worker waits for;
 NEW |= {(wire.QueuesAdmit, "queue")}

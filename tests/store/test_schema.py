@@ -14,7 +14,7 @@ import sqlglot
 
 from runstate import wire
 from runstated import replies
-from runstated.domain import tidy
+from runstated.domain import leases, tidy
 from runstated.store import schema
 from runstated.store.tx import Access
 from tests.faults.test_sqlite_faults import Faulty, story
@@ -172,6 +172,45 @@ def test_a_database_of_an_older_version_is_migrated_in_one_go(tmp_path: Path, ve
     fresh.close()
 
 
+def test_sessions_of_before_version_8_keep_what_they_hold_under_their_new_names(
+    connection: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as before:
+        before.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:7])
+        before.setattr(schema, "VERSION", 7)
+        schema.migrate(connection)
+    far = f"http-{'c' * 24}"  # a caller over HTTP, and what it was called with a label
+    opened = [
+        ("near", "a:b/", "", "unix"),
+        ("far", "s", "k1-test", "tcp"),
+        (f"{far}.{'d' * 24}", "s", "k1-test", "http"),
+    ]
+    for token, (session, space, key, transport) in enumerate(opened):
+        connection.execute(
+            "INSERT INTO sessions (session, space, worker, process, pid, command, opened_ms, key, transport)"
+            " VALUES (?, ?, '', '', 1, '', 0, ?, ?)",
+            (session, space, key, transport),
+        )
+        connection.execute("INSERT INTO leases VALUES (?, 'budget', 'm', 'r', ?, 1, 1, 1)", (token, session))
+        connection.execute("INSERT INTO reservations VALUES (?, 'm', 'r', ?, 'active', 1, 0, 1)", (f"b{token}", token))
+        connection.execute("INSERT INTO replies VALUES (?, 1, '', '', NULL)", (session,))
+        connection.execute(
+            "INSERT INTO runs (run, space, path, state, owner, created_ms) VALUES (?, '', ?, 'active', ?, 0)",
+            (f"r{token}", f"/r{token}/", session),
+        )
+    connection.execute("INSERT INTO replies VALUES (?, 1, '', '', 5)", (far,))
+    connection.execute("INSERT INTO replies VALUES ('ended', 1, '', '', 5)")
+    schema.migrate(connection)
+    names = [Access(space, key=key).session_name(over, name.rpartition(".")[2]) for name, space, key, over in opened]
+    for column, table, key in (
+        ("session", "leases", "token"), ("session", "reservations", "token"), ("owner", "runs", "run"),
+        ("session", "sessions", "rowid"),
+    ):  # fmt: skip
+        assert [name for (name,) in connection.execute(f"SELECT {column} FROM {table} ORDER BY {key}")] == names, table
+    kept = {name for (name,) in connection.execute("SELECT session FROM replies")}
+    assert kept == {*names, leases.caller_of(names[2]), "ended"}
+
+
 # ------------------------------------------------------------------ portable SQL
 
 
@@ -184,6 +223,7 @@ def executed() -> set[str]:
     story(h)
     a, b = h.session("x"), h.session("y", access=Access(key="k1"))
     run = a.ask(wire.RunsJoin(name="rare")).run
+    a.ask(wire.RunsJoin(name="rare", deadline_ms=4_000_000_000_000))
     asked = a.submit(wire.RunsChild(parent=run))
     asked.repeat()
     token = b.ask(wire.OnceAcquire(run=run, key="k")).token
