@@ -28,7 +28,7 @@ ATTEMPTS = 4
 QUEUES = ("plain", "needy", "mixed")
 HOUR_MS = 3_600_000
 LEASE_MS = 20_000
-ROUNDS_MAX = 500  # of letting go; each round is eight seconds, together more than the longest window
+ROUNDS_MAX = 5_000  # of letting go; each is eight seconds: all may wait, one after the other, for two units an hour
 
 
 @dataclass
