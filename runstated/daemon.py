@@ -127,7 +127,13 @@ def _as_before(config: Settings, before: presence.LockInfo | None) -> Settings:
         return config
     log.info("listening where the daemon did that died: %s", ", ".join(map(str, filter(None, (found.tcp, found.http)))))
     return replace(
-        config, tcp=found.tcp, http=found.http, tls_cert=found.tls_cert, tls_key=found.tls_key, is_as_before=True
+        config,
+        tcp=found.tcp,
+        http=found.http,
+        http_hosts=found.http_hosts,
+        tls_cert=found.tls_cert,
+        tls_key=found.tls_key,
+        is_as_before=True,
     )
 
 
@@ -176,6 +182,7 @@ class Service:
                 server.sessions,
                 version=runstate.__version__,
                 may_serve=self._guard.look,
+                hosts=self._http_hosts(),
                 certificate=config.tls_cert,
                 key=config.tls_key,
             )
@@ -185,7 +192,13 @@ class Service:
     def announced(self, info: presence.LockInfo) -> presence.LockInfo:
         """What is said of this daemon, with where it listens beside the socket."""
         cert, key = (str(path or "") for path in (self._config.tls_cert, self._config.tls_key))
-        return replace(info, tcp=self._tcp, http=self._http, tls_cert=cert, tls_key=key)
+        hosts = ",".join(self._http_hosts()) if self._http else ""
+        return replace(info, tcp=self._tcp, http=self._http, http_hosts=hosts, tls_cert=cert, tls_key=key)
+
+    def _http_hosts(self) -> tuple[str, ...]:
+        """The names under which HTTP may be asked for: also the one that was looked up to listen."""
+        named = (self._config.http.host,) if self._config.http is not None else ()
+        return tuple(dict.fromkeys((*named, *self._config.http_hosts)))
 
     async def stop(self) -> None:
         """The reverse of `start`, as far as it got. A part that hangs or fails does not keep the rest from closing."""

@@ -58,6 +58,11 @@ def daemon_options(command: Callable[..., Any]) -> Callable[..., Any]:
         ),
         click.option("--tls-key", metavar="FILE", help="Its private key (PEM)."),
         click.option("--tls-cert", metavar="FILE", help="TLS for --tcp and --http: the certificate (PEM)."),
+        click.option(
+            "--http-hosts",
+            metavar="NAMES",
+            help="Names under which HTTP is asked for, separated by commas. Default: those of --http and --tls-cert.",
+        ),
         click.option("--http", metavar="HOST:PORT", help="Serve the HTTP API here, too. Needs keys."),
         click.option("--tcp", metavar="HOST:PORT", help="Serve clients over TCP, too (port 0: any). Needs keys."),
         click.option(

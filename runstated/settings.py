@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,6 +99,7 @@ class Settings:
     log_level: str = "info"
     tcp: Endpoint | None = None  # where the client library is served besides the socket
     http: Endpoint | None = None  # where the HTTP API is served
+    http_hosts: tuple[str, ...] = ()  # names under which HTTP may be asked for, beside where it listens
     tls_cert: Path | None = None  # PEM files, for both; with them nothing is spoken without TLS
     tls_key: Path | None = None
     no_backup: bool = False  # of the database before its upgrade
@@ -143,6 +145,7 @@ def load(options: Mapping[str, str | None], environ: Mapping[str, str] = os.envi
     return Settings(
         tcp=tcp,
         http=http,
+        http_hosts=sources.names("http_hosts"),
         tls_cert=cert,
         tls_key=key,
         state_dir=directory,
@@ -180,6 +183,7 @@ FILE_KEYS = (
     "socket",
     "tcp",
     "http",
+    "http_hosts",
     "tls_cert",
     "tls_key",
     "allow_plaintext",
@@ -212,6 +216,15 @@ class _Sources:
         if not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
             raise SettingsError(f"{place}: {key} is {value!r}; it must be HOST:PORT, such as 127.0.0.1:7700")
         return Endpoint(host, int(port))
+
+    def names(self, key: str) -> tuple[str, ...]:
+        """Host names, separated by commas."""
+        value, place = self._found(key)
+        found = tuple(name.strip().lower() for name in value.split(",")) if value else ()
+        for name in found:
+            if not re.fullmatch(r"[a-z0-9_.:-]{1,253}", name):
+                raise SettingsError(f"{place}: {key} has {name!r}; it must be names of hosts, separated by commas")
+        return found
 
     def choice(self, key: str, allowed: tuple[str, ...], default: str) -> str:
         value, place = self._found(key)

@@ -107,7 +107,20 @@ def dial(address: str, *, deadline: float) -> socket.socket:
         from . import remote
 
         return remote.dial(address, deadline)
-    raise errors.ConfigError(f"the address {address!r} is not of the form {FORMS}")
+    raise not_an_address(address)
+
+
+def not_an_address(url: str) -> errors.ConfigError:
+    """The error for an address that this client does not speak."""
+    if url.startswith(("http://", "https://")):
+        return errors.ConfigError(
+            f"the address {url!r} (RUNSTATE_BASE_URL or base_url) is one of the HTTP API, for the hosted SDK and other"
+            f" programs; this library and the `runstate` command use {FORMS}: unset it to use the daemon of this user"
+        )
+    return errors.ConfigError(
+        f"the address {url!r} (RUNSTATE_BASE_URL or base_url) is not of the form {FORMS}; without it the daemon of this"
+        " user is used"
+    )
 
 
 def find(target: Target, *, deadline: float) -> socket.socket | None:

@@ -77,10 +77,9 @@ class Core:
         if url is not None:
             url = units.text(url, "base_url", 4096).rstrip("/")
             if not url.startswith(("unix://", "tcp://", "tls://")):
-                raise errors.ConfigError(
-                    f"base_url {url!r} is not of the form unix:///path, tcp://host:port or tls://host:port; without it"
-                    " the daemon of this user is used"
-                )
+                from .autostart import not_an_address
+
+                raise not_an_address(url)
             if not url.startswith("unix://") and key is None:
                 raise errors.ConfigError("over TCP a key is needed: set RUNSTATE_API_KEY or api_key")
         space = self.setting("space_id", "RUNSTATE_SPACE_ID")

@@ -92,13 +92,17 @@ def _held() -> tuple[Tokens, tuple[tuple[object, Tokens], ...]]:
     return (), around[-FLOWS_MAX:]
 
 
-def enter(context: RunContext, token: int | None = None) -> Token[Frame | None]:
-    """Makes ``context`` the innermost; ``leave`` takes it back."""
+def enter(context: RunContext | None, token: int | None = None) -> Token[Frame | None] | None:
+    """Makes ``context`` the innermost; ``leave`` takes it back. None: it stays as it is."""
+    if context is None:
+        return None
     held, around = _held()
     return _frame.set(Frame(os.getpid(), context, awaiting.flow(), held if token is None else (*held, token), around))
 
 
-def leave(entered: Token[Frame | None]) -> None:
+def leave(entered: Token[Frame | None] | None) -> None:
+    if entered is None:
+        return
     try:
         _frame.reset(entered)
     except ValueError:

@@ -12,8 +12,6 @@ from .steps import Run, Steps
 if TYPE_CHECKING:
     from . import wire
     from .queues import Queue
-    from .results import RunContext
-    from .runs import Binding
 
 MEMBERS_MAX = 100
 
@@ -52,7 +50,7 @@ def gather(
         )
         group: wire.GroupView = answer.reply
         try:
-            return (yield from _collect(queue, binding, group, items, wanted, accept, ends, timeout))
+            return (yield from _collect(queue, group, items, wanted, accept, ends, timeout))
         finally:
             yield from _end(group.run)
     except errors.StoppedError as error:
@@ -61,7 +59,6 @@ def gather(
 
 def _collect(
     queue: Queue,
-    binding: Binding,
     group: wire.GroupView,
     items: list[Any],
     wanted: int | None,
@@ -92,7 +89,7 @@ def _collect(
                     first_failure = first_failure or view
                     continue
                 result = payloads.decode(view.result)
-                if accept is None or (yield Run(accept, (result, item), {}, _around(queue, binding), may_await=True)):
+                if accept is None or (yield Run(accept, (result, item), {}, None, may_await=True)):
                     accepted.append(result)
                 if wanted is not None and len(accepted) == wanted:
                     return accepted
@@ -106,13 +103,6 @@ def _collect(
             )
             raise errors.failed_elsewhere(failed, traceback)
     return accepted
-
-
-def _around(queue: Queue, binding: Binding) -> RunContext:
-    from .context import current
-
-    frame = current()
-    return frame.context if frame is not None else binding.context()
 
 
 def _end(run: str) -> Steps[None]:

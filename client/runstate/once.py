@@ -109,7 +109,7 @@ def _work(spec: Once, hold: Hold, run: Run) -> Steps[Any]:
     """Runs the function and records what came of it."""
     from . import wire
 
-    key = run.context.key
+    key = None if run.context is None else run.context.key
     assert key is not None and hold.run is not None, "a once call has both"
     try:
         result = yield run

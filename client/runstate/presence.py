@@ -34,6 +34,7 @@ class LockInfo:
     log: str = ""
     tcp: str = ""  # host:port, where it listens for clients over TCP
     http: str = ""  # host:port, where it serves the HTTP API
+    http_hosts: str = ""  # names under which it may be asked there, separated by commas
     tls_cert: str = ""  # the files of both, "" without TLS
     tls_key: str = ""
     # What belongs here also while nobody holds the lock:
@@ -53,6 +54,7 @@ class LockInfo:
         if not self.tcp and not self.http:
             return {}
         given = {"tcp": self.tcp, "http": self.http, "tls_cert": self.tls_cert, "tls_key": self.tls_key}
+        given["http_hosts"] = self.http_hosts
         given["allow_plaintext"] = "" if self.tls else "yes"  # it was allowed, or it is not needed
         return {name: value for name, value in given.items() if value}
 

@@ -16,7 +16,7 @@ import weakref
 from typing import TYPE_CHECKING
 
 from . import errors, threads
-from .autostart import DENIED, FORMS, denied, unavailable
+from .autostart import DENIED, denied, not_an_address, unavailable
 
 if TYPE_CHECKING:
     import ssl
@@ -36,7 +36,7 @@ def dial(address: str, deadline: float) -> socket.socket:
     except ValueError:
         host = port = None
     if not host or not port:
-        raise errors.ConfigError(f"the address {address!r} is not of the form {FORMS}")
+        raise not_an_address(address)
     try:
         connected = socket.create_connection((host, port), timeout=max(0.01, deadline - time.monotonic()))
     except OSError as error:

@@ -30,7 +30,7 @@ class _Inside(NamedTuple):
     slots: Slots
     hold: Hold
     signal: Combined
-    entered: Token[Frame | None]
+    entered: Token[Frame | None] | None
 
 
 # The blocks that this thread or task is in, of all objects. One variable: a context keeps every variable for ever.

@@ -32,7 +32,7 @@ class Run(NamedTuple):
     function: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    context: RunContext
+    context: RunContext | None  # None: whatever it is here
     token: int | None = None
     may_await: bool = False  # what it returns may have to be awaited, in plain code too
 

@@ -1,7 +1,7 @@
 """Events: what happened in a run and below it, in the order of their numbers, from a cursor on.
 
 Events are written by ``Tx.emit`` in the transaction of what they tell. They go by age and count, also in runs that
-live on: a reader whose cursor is older than what is kept is told that there is a gap.
+live on: a reader whose cursor is older than what is kept, or newer than all there is, is told that there is a gap.
 """
 
 import msgspec
@@ -26,7 +26,8 @@ def read(tx: Tx, request: wire.EventsRead) -> wire.EventsPage:
     """A page of the events of a run and all below it after the cursor. Works on ended runs too."""
     run = runs.get(tx, request.run)
     first, last = _kept(tx)
-    start, end = _examined(request.after, first, last)
+    is_beyond = _is_beyond(tx, request.after)
+    start, end = _examined(0 if is_beyond else request.after, first, last)
     low, high = runs.below(run.path)
     rows = tx.all(
         "SELECT events.event, events.type, events.at_ms, events.data FROM events JOIN runs ON runs.run = events.run"
@@ -49,7 +50,7 @@ def read(tx: Tx, request: wire.EventsRead) -> wire.EventsPage:
         events=events,
         cursor=rows[-1][0] if is_full else end,
         more=is_full or end < last,
-        gap=0 < request.after < first - 1,
+        gap=0 < request.after < first - 1 or is_beyond,
     )
 
 
@@ -57,6 +58,8 @@ def wait(tx: Tx, request: wire.EventsWait) -> wire.Ok | Parked:
     """Waits until there is an event after the cursor in the run or below it; an ended run has none to come, and its
     readers just wait. Where there is more after the cursor than one page looks at, the reader is to read on."""
     run = runs.get(tx, request.run)
+    if _is_beyond(tx, request.after):
+        return wire.Ok()  # reading tells more
     first, last = _kept(tx)
     start, end = _examined(request.after, first, last)
     low, high = runs.below(run.path)
@@ -71,6 +74,11 @@ def wait(tx: Tx, request: wire.EventsWait) -> wire.Ok | Parked:
     if found is not None or end < last:
         return wire.Ok()
     return Parked(lines=(line(run.run),), signals=(), late=wire.Ok())
+
+
+def _is_beyond(tx: Tx, after: int) -> bool:
+    """Whether no event has had this number yet: the cursor is one of another database."""
+    return after > tx.last("event")
 
 
 def _kept(tx: Tx) -> tuple[int, int]:

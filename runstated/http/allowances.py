@@ -88,7 +88,13 @@ async def consume(call: Call) -> Consumption:
     take = wire.LimitsTake(run=body.scope_id, limit=name, units=body.units, wait_ms=0)
     reply = await call.ask(take, worker=body.holder)
     if isinstance(reply, wire.LimitBusy):
-        raise ApiError("ALLOWANCE_EXHAUSTED", f"the limit {name} has no {body.units} units left in this window")
+        limit = await call.ask(wire.LimitsGet(limit=name))
+        left_s = limit.per_seconds - call.now_ms() // 1000 % limit.per_seconds
+        raise ApiError(
+            "ALLOWANCE_EXHAUSTED",
+            f"the limit {name} has no {body.units} units left in this window, which ends in {left_s} s",
+            retry_after_s=left_s,
+        )
     limit = await call.ask(wire.LimitsGet(limit=name))
     return Consumption(consumption_id=call.own_name("use"), units=body.units, remaining=limit.max - limit.used)
 

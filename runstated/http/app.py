@@ -7,8 +7,6 @@ that a name may have a slash.
 
 from __future__ import annotations
 
-import asyncio
-import ipaddress
 import logging
 import re
 import secrets
@@ -24,15 +22,15 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from runstated.http import allowances, budgets, claims, once, permits, queues, runs, timing, waiting, watch
-from runstated.http.call import TABLE, Answer, Body, Call, Endpoint
+from runstated.http import allowances, body, budgets, claims, once, permits, queues, runs, timing, waiting, watch
+from runstated.http.call import TABLE, Answer, Call, Endpoint
 from runstated.http.errors import ApiError, ClientGone, NotReady
 from runstated.http.gateway import Gateway
 from runstated.http.health import Health
+from runstated.http.hosts import Hosts
 from runstated.http.metrics import Metrics
 from runstated.http.openapi import document
 from runstated.http.waiters import Waiters
-from runstated.settings import Endpoint as Address
 from runstated.store.tx import Access
 
 log = logging.getLogger(__name__)
@@ -49,8 +47,6 @@ NOUNS = (
     waiting,
     watch,
 )  # each has entered its rows
-BODY_BYTES_MAX = 2 * 1024 * 1024
-BODY_S = 10.0  # a client that has not sent its body by now sends nothing
 KEY_CHARS_MAX = 255
 JSON = "application/json"
 
@@ -58,11 +54,10 @@ JSON = "application/json"
 class App:
     """The ASGI application."""
 
-    def __init__(self, gateway: Gateway, address: Address, version: str) -> None:
+    def __init__(self, gateway: Gateway, hosts: Hosts, version: str) -> None:
         self._gateway = gateway
         self._waiters = Waiters(gateway)
-        self._hosts = _hosts(address)
-        self._any_address = address.host in ("0.0.0.0", "::")
+        self._hosts = hosts
         self.admit: Callable[[tuple[Any, ...], str], str | None] = lambda peer, key: None  # see Acceptor
         self._health = Health(gateway.engine)
         self._metrics = Metrics(gateway)
@@ -100,19 +95,24 @@ class App:
             except ApiError as error:
                 response = _envelope(request, error)
             except NotReady as error:
-                response = _json(503, {"detail": str(error)})
+                response = _json(503, {"detail": str(error)}, {"Retry-After": "1"})
             except (ClientGone, ClientDisconnect):
                 response = Response(status_code=499)  # nobody reads it
+            if "content-length" in request.headers and "transfer-encoding" in request.headers:
+                response.headers["Connection"] = "close"  # where the next request begins is anybody's guess (RFC 9112)
             self._metrics.count(request.scope, response.status_code)
             return response
 
         return handle
 
     def _check_host(self, request: Request) -> None:
-        """A page of another site reaches us under that site's name (DNS rebinding)."""
-        host = request.headers.get("host", "").lower()
-        if host not in self._hosts and not (self._any_address and _is_address(host)):
-            raise ApiError("FORBIDDEN", f"the host {host[:100]!r} is not this daemon's; use {sorted(self._hosts)[0]}")
+        host = request.headers.get("host", "")
+        if not self._hosts.has(host):
+            raise ApiError(
+                "FORBIDDEN",
+                f"the host {host[:100]!r} is not one of this daemon's: use one of {self._hosts}, or start it with"
+                " --http-hosts",
+            )
 
     def _access(self, request: Request) -> Access:
         scheme, _, secret = request.headers.get("authorization", "").partition(" ")
@@ -121,7 +121,8 @@ class App:
         access = keyring.find(secret) if secret.isascii() else None
         if access is None:
             raise ApiError("UNAUTHENTICATED", keyring.refusal(secret or None))
-        no_place = self.admit(request.scope["client"], access.key) if request.scope["client"] else None
+        peer = request.scope.get("client")
+        no_place = self.admit(peer, access.key) if peer else None
         if no_place is not None:
             raise NotReady(no_place)
         return access
@@ -135,17 +136,23 @@ class App:
             space = path.pop("spaceId")
             if access.space != space:
                 raise ApiError("FORBIDDEN", f"the key {access.key} is not one of the space {space[:100]}")
+            raw = b"" if row.method == "GET" else await body.read(request)
             call = Call(
                 gateway=self._gateway,
                 waiters=self._waiters,
                 access=access,
                 request=request,
                 path=path,
-                body=_query(request, row.body) if row.method == "GET" else await _body(request, row.body),
+                body=body.of_query(request, row.body) if row.method == "GET" else body.of_json(raw, row.body),
                 idempotency_key=_idempotency_key(request),
             )
             self._access(request)  # once more: the body may have taken its time
-            status, answer = await row.handle(call)
+            try:
+                status, answer = await row.handle(call)
+            except ApiError as error:
+                if error.code in ("VALIDATION_FAILED", "NOT_FOUND", "CONFLICT"):
+                    error.args = (str(error) + body.unknown_fields(raw, row.body),)
+                raise
             response = Response(status_code=status) if answer is None else _json(status, answer)
             kept_s = self._gateway.keeps_for_s(access) if call.idempotency_key else None
             if kept_s is not None:
@@ -158,7 +165,7 @@ class App:
 
     async def _healthz(self, request: Request, access: Access | None) -> Response:
         trouble = await self._health.check()
-        return _json(503, {"detail": trouble}) if trouble else _json(200, {"status": "ok"})
+        return _json(503, {"detail": trouble}, {"Retry-After": "1"}) if trouble else _json(200, {"status": "ok"})
 
     async def _show_metrics(self, request: Request, access: Access | None) -> Response:
         assert access is not None, "it needs a key"
@@ -187,23 +194,8 @@ class App:
     async def _fault(self, request: Request, error: Exception) -> Response:
         # The route, not the path, which may hold what users work with.
         route = getattr(request.scope.get("route"), "path", "(none)")
-        log.error("an HTTP call failed: %s %s", request.method, route, exc_info=error)
+        log.error("an HTTP call failed: %s %s (%s)", request.method, route, _request_id(request), exc_info=error)
         return _envelope(request, ApiError("INTERNAL", f"the daemon failed at this call ({type(error).__name__})"))
-
-
-def _hosts(address: Address) -> frozenset[str]:
-    names = {"localhost", "127.0.0.1", "[::1]", f"[{address.host}]" if ":" in address.host else address.host}
-    return frozenset(f"{name}:{address.port}" for name in names) | (names if address.port in (80, 443) else set())
-
-
-def _is_address(host: str) -> bool:
-    """Whether a host is spelt as an address: no name that somebody else could point at us."""
-    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() and not host.endswith("]") else host
-    try:
-        ipaddress.ip_address(name.strip("[]"))
-    except ValueError:
-        return False
-    return True
 
 
 def _unquoted(text: str) -> str:
@@ -221,57 +213,18 @@ def _idempotency_key(request: Request) -> str | None:
     return key
 
 
-def _query(request: Request, kind: type[Body]) -> Body:
-    query: dict[str, str] = {}
-    for name, value in request.query_params.multi_items():
-        if name in query:
-            raise ApiError("VALIDATION_FAILED", f"{name}: given twice")
-        query[name] = value
-    try:
-        return msgspec.convert(query, kind, strict=False)
-    except msgspec.ValidationError as error:
-        raise ApiError("VALIDATION_FAILED", _told(error)) from error
+def _json(status: int, content: Answer | dict[str, Any], headers: dict[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(content), status_code=status, headers=headers, media_type=JSON)
 
 
-async def _body(request: Request, kind: type[Body]) -> Body:
-    raw = await _read(request)
-    try:
-        return msgspec.json.decode(raw.strip() or b"{}", type=kind)
-    except msgspec.ValidationError as error:
-        raise ApiError("VALIDATION_FAILED", _told(error)) from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ApiError("VALIDATION_FAILED", f"the body is not strict JSON: {error}") from error
-
-
-async def _read(request: Request) -> bytes:
-    async def read() -> bytes:
-        body = bytearray()
-        async for part in request.stream():
-            body += part
-            if len(body) > BODY_BYTES_MAX:
-                raise ApiError("VALIDATION_FAILED", f"the body exceeds {BODY_BYTES_MAX} bytes")
-        return bytes(body)
-
-    try:
-        raw = await asyncio.wait_for(read(), BODY_S)
-        raw.decode()
-    except asyncio.TimeoutError as error:
-        raise ApiError("VALIDATION_FAILED", f"the body did not arrive within {BODY_S:g} s") from error
-    except UnicodeDecodeError as error:
-        raise ApiError("VALIDATION_FAILED", "the body is not UTF-8") from error
-    return raw
-
-
-def _told(error: msgspec.ValidationError) -> str:
-    """msgspec names the field as `$.leaseSeconds`."""
-    text, _, field = str(error).partition(" - at `")
-    return f"{field.rstrip('`').removeprefix('$.') or 'body'}: {text}" if field else f"body: {text}"
-
-
-def _json(status: int, body: Answer | dict[str, Any]) -> Response:
-    return Response(msgspec.json.encode(body), status_code=status, media_type=JSON)
+def _request_id(request: Request) -> str:
+    found: str = request.scope["state"]["request_id"]
+    return found
 
 
 def _envelope(request: Request, error: ApiError) -> Response:
-    told = {"code": error.code, "message": str(error), "requestId": request.scope["state"]["request_id"]}
-    return _json(error.status, {"error": told})
+    told = {"code": error.code, "message": str(error), "requestId": _request_id(request)}
+    response = _json(error.status, {"error": told}, error.headers)
+    if error.status == 408:
+        response.headers["Connection"] = "close"
+    return response

@@ -14,6 +14,7 @@ from runstate import wire
 from runstated.http.errors import ClientGone
 from runstated.http.fields import name_in
 from runstated.http.gateway import Gateway, new_request_id, request_id_of
+from runstated.http.names import to_iso
 from runstated.http.waiters import Waiters, Wanted
 from runstated.store.tx import Access
 
@@ -67,6 +68,13 @@ class Call:
     def now_ms(self) -> int:
         """Wall time."""
         return self.gateway.engine.clock.wall_ms()
+
+    def lease_ends(self, token: int) -> str:
+        """When a hold lapses unless it is renewed, as the API spells it."""
+        engine = self.gateway.engine
+        hold = engine.memory.holds.get(token)
+        left_ms = 0 if hold is None else hold.expires - engine.clock.lease_ms()
+        return to_iso(self.now_ms() + left_ms)
 
     def steady_ms(self) -> int:
         return self.gateway.engine.clock.steady_ms()

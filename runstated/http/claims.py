@@ -12,7 +12,7 @@ from runstated.http.call import Answer, Body, Call, Done, endpoint
 from runstated.http.errors import ApiError
 from runstated.http.fields import Holder, LeaseSeconds, TokenText
 from runstated.http.holds import Renew, Renewed, renewed
-from runstated.http.names import from_token, to_iso, to_token
+from runstated.http.names import from_token, to_token
 
 PREFIX = "claim/"
 
@@ -47,7 +47,7 @@ async def take(call: Call) -> Claim:
     if not isinstance(reply, wire.OnceGranted):
         raise ApiError("CLAIM_HELD", f"somebody holds the claim {body.key}")
     token = to_token(reply.token, reply.secret)
-    return Claim(generation=reply.token, token=token, lease_expires_at=to_iso(call.now_ms() + lease_ms))
+    return Claim(generation=reply.token, token=token, lease_expires_at=call.lease_ends(reply.token))
 
 
 @endpoint("POST", "/claims/{key}/renew", Renewed, Renew)

@@ -30,7 +30,7 @@ class Pending:
         loop = asyncio.get_running_loop()
         self.request = request
         self.reply: asyncio.Future[wire.Reply] = loop.create_future()
-        self.parked: asyncio.Future[None] = loop.create_future()
+        self.parked: asyncio.Future[int] = loop.create_future()  # its ticket
         self.users = 0
         self.reply.add_done_callback(_look_at)
 
@@ -49,9 +49,10 @@ class Door:
         """A reply, or a push (id 0), of which only "it has to wait" is of use here."""
         if request_id == 0:
             push = wire.decode_push(body)
-            waits = self.pending.get(push.call) if isinstance(push, wire.Parked) else None
-            if waits is not None and not waits.parked.done():
-                waits.parked.set_result(None)
+            if isinstance(push, wire.Parked):
+                waits = self.pending.get(push.call)
+                if waits is not None and not waits.parked.done():
+                    waits.parked.set_result(push.ticket)
             return
         found = self.pending.pop(request_id, None)
         if found is not None and not found.reply.done():

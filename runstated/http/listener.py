@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import socket
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from runstated.clock import Timer
 from runstated.engine import Engine
 from runstated.http.app import App
 from runstated.http.gateway import Gateway
+from runstated.http.hosts import Hosts, names_in
 from runstated.sessions import Sessions
 from runstated.settings import LISTEN_BACKLOG, Endpoint
 
@@ -102,13 +103,15 @@ class HttpListener:
         *,
         version: str,
         may_serve: Callable[[], bool],
+        hosts: Iterable[str],
         certificate: Path | None,
         key: Path | None,
     ) -> HttpListener:
-        """Returns when it accepts."""
+        """Returns when it accepts. ``hosts``: names under which it may be asked, beside those in the certificate."""
         gateway = Gateway(engine, sessions)
         bound: Endpoint = listening.bound_to(sock)
-        app = App(gateway, bound, version)
+        names = names_in(certificate, key) if certificate is not None and key is not None else ()
+        app = App(gateway, Hosts(bound.host, (*hosts, *names)), version)
         guards = {
             "may_serve": staticmethod(may_serve),
             "after": staticmethod(engine.after),

@@ -6,6 +6,8 @@ those of things that have a name are made of the name, so that they mean the sam
 
 import base64
 import binascii
+import json
+import math
 import re
 from datetime import datetime, timedelta, timezone
 
@@ -85,9 +87,23 @@ def compact(value: msgspec.Raw) -> str:
     """A JSON value as it was sent, number by number, but without spaces between its parts and with its characters
     unescaped: the form whose size counts. Raises ApiError for what is no strict JSON."""
     try:
-        return _ESCAPE.sub(_unescaped, msgspec.json.format(bytes(value), indent=-1).decode())
+        text = msgspec.json.format(bytes(value), indent=-1).decode()
+        if _MAY_BE_HUGE.search(text):
+            json.loads(text, parse_int=_finite, parse_float=_finite)
+        return _ESCAPE.sub(_unescaped, text)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ApiError("VALIDATION_FAILED", f"not valid JSON: {error}") from error
+
+
+_MAY_BE_HUGE = re.compile(r"[eE]\+?[0-9]{3}|[0-9]{309}")
+
+
+def _finite(number: str) -> float:
+    """Raises ApiError for a number that every other client would read as infinity."""
+    value = float(number)
+    if math.isinf(value):
+        raise ApiError("VALIDATION_FAILED", f"the number {number[:40]} is too large for JSON's readers")
+    return value
 
 
 _ESCAPE = re.compile(r"\\u([dD][89abAB][0-9a-fA-F]{2})\\u([dD][c-fC-F][0-9a-fA-F]{2})|\\u([0-9a-fA-F]{4})|\\.")

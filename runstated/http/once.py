@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from runstate import wire
 from runstated.http import holds
@@ -51,7 +52,7 @@ class Fail(Key, frozen=True):
 class KeyState(Answer, frozen=True):
     """How a key stands: OPEN, HELD, DONE (with `result`), FAILED (with `lastError`), or ACQUIRED (with `token`)."""
 
-    state: str
+    state: Annotated[str, Meta(extra_json_schema={"enum": ["OPEN", "HELD", "DONE", "FAILED", "ACQUIRED"]})]
     attempts: int | msgspec.UnsetType = UNSET
     token: str | msgspec.UnsetType = UNSET
     result: msgspec.Raw | msgspec.UnsetType = UNSET

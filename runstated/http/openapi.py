@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
+from runstate.errors import STATUSES
 from runstated.http.call import Answer, Endpoint, Nothing
+from runstated.http.errors import ONLY_HERE
 
 REFERENCE = "#/components/schemas/{name}"
 REFUSALS = {
@@ -17,8 +20,10 @@ REFUSALS = {
     403: "The key does not allow this, or the host is not the daemon's",
     404: "There is no such thing",
     405: "The path does not have this method",
+    408: "The body did not arrive in time: send it again",
     409: "It conflicts with what there is: see the code",
-    410: "The cursor is too old",
+    410: "The cursor is too old, or of another database",
+    415: "The body is compressed",
     429: "There is nothing left of it now",
     500: "The daemon failed",
 }
@@ -26,7 +31,7 @@ NOT_READY = "The daemon is about to stop, or cannot write: send the same again"
 
 
 class Told(msgspec.Struct, rename="camel"):
-    code: str
+    code: Annotated[str, Meta(extra_json_schema={"enum": sorted({*ONLY_HERE, *STATUSES})})]
     message: str
     request_id: str
 
@@ -66,13 +71,34 @@ def document(table: Iterable[Endpoint], version: str) -> dict[str, Any]:
         responses = {"200": {"description": "OK", "content": content}, **_refusals(schema_of)}
         paths[path] = {"get": {"summary": told, "operationId": path.strip("/").split(".")[0], "responses": responses}}
     paths["/healthz"]["get"]["security"] = []
-    return {
-        "openapi": "3.1.0",
-        "info": {"title": "runstated", "version": version},
-        "security": [{"key": []}],
-        "components": {"schemas": parts, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
-        "paths": paths,
-    }
+    return _with_plain_names(
+        {
+            "openapi": "3.1.0",
+            "info": {"title": "runstated", "version": version},
+            "security": [{"key": []}],
+            "components": {"schemas": parts, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
+            "paths": paths,
+        }
+    )
+
+
+def _with_plain_names(found: dict[str, Any]) -> dict[str, Any]:
+    """Classes of one name in two modules come as ``runstated.http.once.Renew``: that becomes ``OnceRenew``."""
+    text = msgspec.json.encode(found).decode()
+    for name in found["components"]["schemas"]:
+        if "." in name:
+            module, kind = name.split(".")[-2:]
+            text = text.replace(f'"{name}":', f'"{module.title()}{kind}":').replace(
+                f'/{name}"', f'/{module.title()}{kind}"'
+            )
+    plain: dict[str, Any] = msgspec.json.decode(text)
+    return plain
+
+
+def _operation_id(row: Endpoint) -> str:
+    """The method and the words of the path: ``postOnceAcquire``."""
+    words = re.findall(r"[a-z]+", re.sub(r"{\w+}", "", row.path))
+    return row.method.lower() + "".join(word.title() for word in words)
 
 
 def _operation(row: Endpoint, schema_of: dict[Any, Any], parts: dict[str, Any]) -> dict[str, Any]:
@@ -82,7 +108,7 @@ def _operation(row: Endpoint, schema_of: dict[Any, Any], parts: dict[str, Any]) 
     ]
     operation: dict[str, Any] = {
         "summary": (row.handle.__doc__ or row.path).strip().splitlines()[0],  # `python -OO` strips docstrings
-        "operationId": f"{row.method} {row.path}",
+        "operationId": _operation_id(row),
         "parameters": parameters,
         "responses": {
             **{str(status): _success(answer, schema_of) for status, answer in row.answers.items()},

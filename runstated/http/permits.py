@@ -110,7 +110,7 @@ async def _claim(call: Call, waiter_id: str, pool: str, lease_ms: int) -> tuple[
 
 @endpoint("POST", "/permits/{permitId}/wait", WaiterState, Wait)
 async def wait(call: Call) -> WaiterState:
-    """Stands in line; the units are promised when it is its turn, for ten seconds."""
+    """Stands in line; the units are promised when it is its turn, for five seconds."""
     body = call.body
     (name,) = from_id("p", "permit", call.path["permitId"])
     request, request_id = call.prepare_waiter(slots_wanted(body.scope_id, name, body.units))

@@ -24,11 +24,12 @@ from runstated.http.fields import (
     queue_of,
 )
 from runstated.http.holds import Renew, Renewed, renewed
-from runstated.http.names import compact, from_token, to_id, to_iso, to_reservation, to_token
+from runstated.http.names import compact, from_token, to_id, to_reservation, to_token
 
 Members = Annotated[int, Meta(ge=1, le=100)]
 ATTEMPTS = 5  # of a queue whose creator does not say
 STATES = {"ready": "QUEUED", "delayed": "QUEUED"}
+TaskState = Annotated[str, Meta(extra_json_schema={"enum": ["QUEUED", "RUNNING", "SUCCEEDED", "FAILED", "CANCELLED"]})]
 
 
 class Declare(Body, frozen=True):
@@ -97,7 +98,7 @@ class Received(Answer, frozen=True):
 
 class Task(Answer, frozen=True):
     task_id: str
-    state: str
+    state: TaskState
 
 
 class Look(Body, frozen=True):
@@ -108,7 +109,7 @@ class TaskView(Answer, frozen=True):
     """`state`: QUEUED, RUNNING, SUCCEEDED, FAILED or CANCELLED; `outcome`: what the handler returned."""
 
     id: str
-    state: str
+    state: TaskState
     attempt: int
     outcome: msgspec.Raw
     outcome_reason: str | None
@@ -255,7 +256,7 @@ async def admit(call: Call) -> Delivery | None:
         payload=msgspec.Raw(grant.input.encode()),
         attempt=grant.attempt,
         reservations=tuple(to_reservation(each, grant.secret) for each in grant.reservations),
-        lease_expires_at=to_iso(call.now_ms() + body.lease_seconds * 1000),
+        lease_expires_at=call.lease_ends(grant.token),
     )
 
 

@@ -1,13 +1,14 @@
 """Calls that wait in the line of a limit or of slots, and whose client asks from time to time how they stand.
 
     limits: WAITING --its units fit--> GRANTED              slots: WAITING --its turn--> SIGNALED --acquire--> CLAIMED
-            WAITING --ttl--> EXPIRED                               SIGNALED --not claimed in 10 s--> EXPIRED
-            WAITING --cancel, run over--> CANCELLED                WAITING --not asked for in 30 s--> EXPIRED
+            WAITING --ttl--> EXPIRED                               SIGNALED --not claimed in 5 s--> EXPIRED
+            WAITING --cancel, run over--> CANCELLED
 
-A waiter is an ordinary parked call of the session of its worker; SIGNALED is its lease, of ten seconds. Waiters live in
-memory. Their ids say what they wait for: one that is not known (after a restart) is asked for again under the same
-request id, which brings what it was given meanwhile, or puts it into its line. So one that was GRANTED need not be
-remembered: its answer is kept on disk for a day.
+A waiter is an ordinary parked call of the session of its worker; SIGNALED is its lease, of five seconds. One that is
+not asked for in 5 s leaves the line: its client may have died, and must hold up nobody. Asked for again within a
+minute, it has its old place. Waiters live in memory. Their ids say what they wait for: one that is not known (after a
+restart) is asked for again under the same request id, which brings what it was given meanwhile, or puts it into its
+line. So one that was GRANTED need not be remembered: its answer is kept on disk for a day.
 """
 
 import asyncio
@@ -24,8 +25,8 @@ from runstated.http.names import from_id, to_id
 from runstated.store.tx import Access
 
 Wanted = wire.LimitsTake | wire.SlotsAcquire
-CLAIM_MS = 10_000
-UNREAD_MS = 30_000
+CLAIM_MS = wire.LEASE_MS_MIN
+UNREAD_MS = 5_000
 REMEMBERED_MS = 60_000
 
 
@@ -74,7 +75,7 @@ class Waiter:
     access: Access
     door: Door
     pending: Pending
-    needs_reading: bool
+    until_ms: int | None  # on the lease clock
     run: str
     claim: str | None = None  # the Idempotency-Key of the call that has claimed it
     state: str = "WAITING"
@@ -89,15 +90,19 @@ class Waiters:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._waiters: dict[tuple[Access, str], Waiter] = {}  # by the caller, too: an id proves nothing
+        self._left: dict[tuple[Access, str], tuple[int, int | None]] = {}  # ticket and end of those not asked for
 
     async def start(self, access: Access, worker: str, request: Wanted, request_id: int) -> Waiter:
         """Puts a call into its line; returns when it is known whether it has to wait. Raises its refusal."""
         name = _id_of(worker, request, request_id)
         waiter = self._waiters.get((access, name))
         if waiter is None:
+            ticket, until_ms = self._left.pop((access, name), (0, self._until_ms(request)))
+            if ticket:
+                left_ms = None if until_ms is None else max(1, until_ms - self._now_ms())
+                request = msgspec.structs.replace(request, again=True, ticket=ticket, wait_ms=left_ms)
             door, pending = await self._gateway.start(access, worker, request, request_id)
-            needs_reading = isinstance(request, wire.SlotsAcquire)
-            waiter = Waiter(name, access, door, pending, needs_reading, request.run)
+            waiter = Waiter(name, access, door, pending, until_ms, request.run)
             self._waiters[access, name] = waiter
             pending.reply.add_done_callback(lambda reply: self._answered(waiter, reply))
             self._look_after(waiter)
@@ -169,14 +174,23 @@ class Waiters:
 
     def _look_after(self, waiter: Waiter) -> None:
         """Somebody has just asked for it."""
-        if waiter.needs_reading and waiter.state == "WAITING":
+        if waiter.state == "WAITING":
             self._in(waiter, UNREAD_MS, self._unread)
 
     def _unread(self, waiter: Waiter) -> None:
-        if waiter.state == "WAITING":
+        if waiter.state == "WAITING" and waiter.pending.parked.done():
             waiter.state = "EXPIRED"
+            key = (waiter.access, waiter.id)
+            self._left[key] = (waiter.pending.parked.result(), waiter.until_ms)
+            self._waiters.pop(key, None)
             self._gateway.cancel(waiter.door, waiter.pending)
-            self._forget_later(waiter)
+            waiter.timer = self._gateway.engine.after(REMEMBERED_MS, lambda: self._left.pop(key, None))
+
+    def _until_ms(self, request: Wanted) -> int | None:
+        return None if request.wait_ms is None else self._now_ms() + request.wait_ms
+
+    def _now_ms(self) -> int:
+        return self._gateway.engine.clock.lease_ms()
 
     def _forget_later(self, waiter: Waiter) -> None:
         self._in(waiter, REMEMBERED_MS, lambda gone: self._waiters.pop((gone.access, gone.id), None))

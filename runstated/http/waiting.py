@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from runstated.http.call import Answer, Call, Nothing, endpoint
 from runstated.http.waiters import Waiter
+
+StateWord = Annotated[
+    str, Meta(extra_json_schema={"enum": ["WAITING", "GRANTED", "SIGNALED", "CLAIMED", "EXPIRED", "CANCELLED"]})
+]
 
 
 class State(Answer, frozen=True):
     """WAITING; GRANTED (of a limit, with `consumptionId`) or SIGNALED (of slots); EXPIRED, CANCELLED or CLAIMED."""
 
-    state: str
+    state: StateWord
     consumption_id: str | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -21,7 +26,7 @@ class WaiterState(Answer, frozen=True):
     """The same, of a call that has just come."""
 
     waiter_id: str
-    state: str
+    state: StateWord
     consumption_id: str | msgspec.UnsetType = msgspec.UNSET
 
 

@@ -154,6 +154,10 @@ class Tx:
         """The next number of a counter; a number is never given twice, though some may be skipped."""
         return self._memory.count(counter)
 
+    def last(self, counter: str) -> int:
+        """The number that a counter has given last."""
+        return self._memory.counters.get(counter, 0)
+
     def new_id(self, prefix: str) -> str:
         """A new id such as ``r12-4f9a``: the suffix tells databases apart, for clients that outlive a deleted one."""
         return f"{prefix}{self._memory.count(prefix)}-{self._instance}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import http.client
 import itertools
 import json
@@ -14,6 +15,7 @@ import ssl
 import subprocess
 import threading
 from collections.abc import Iterator
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -199,7 +201,70 @@ def test_a_page_of_another_site_gets_nothing(api: Api) -> None:
     assert not [name for name in response.headers if name.lower().startswith("access-control")]
 
 
+def test_a_host_is_ours_by_its_name_and_any_port_will_do(api: Api) -> None:
+    for host in ("localhost", "localhost:9000", "127.0.0.1:1", "[::1]:80", "LOCALHOST."):
+        assert api.ask("GET", "/healthz", host=host).status == 200, host
+    for host in ("", "localhost.evil.example", "127.0.0.1.evil.example:80", "0.0.0.0", "10.0.0.1"):
+        assert api.ask("GET", "/healthz", host=host).status == 403, host
+
+
+def test_statuses_come_with_the_headers_that_say_what_to_do(api: Api) -> None:
+    assert api.ask("GET", "/openapi.json", authorization=None).headers["www-authenticate"].startswith("Bearer")
+    limit = api.good("PUT", "/allowances/by-name/calls", {"unitsLimit": 1, "windowSeconds": 86_400})["id"]
+    path, body = f"/v1/spaces/{api.space}/allowances/{limit}/consume", {"scopeId": api.run}
+    assert api.ask("POST", path, body).status == 200
+    busy = api.ask("POST", path, body)
+    assert (busy.status, 1 <= int(busy.headers["retry-after"]) <= 86_400) == (429, True)
+
+
 # ------------------------------------------------------------------ bad input
+
+
+def test_an_integer_may_be_spelt_as_a_number_with_a_point(api: Api) -> None:
+    body = f'{{"scopeId": "{api.run}", "key": "spelt", "leaseSeconds": 30.0, "holder": "w"}}'
+    answer = api.ask("POST", f"/v1/spaces/{api.space}/once/acquire", raw=body.encode())
+    assert (answer.status, json.loads(answer.body)["state"]) == (200, "ACQUIRED")
+    half = body.replace("30.0", "30.5").encode()
+    assert api.ask("POST", f"/v1/spaces/{api.space}/once/acquire", raw=half).status == 400
+
+
+@pytest.mark.parametrize("number", ["1E400", "-1e+999", "1" * 400, '[0, {"a": 1E400}]'])
+def test_a_number_that_others_would_read_as_infinity_is_refused(api: Api, number: str) -> None:
+    body = f'{{"scopeId": "{api.run}", "mailboxId": "{api.queue()}", "taskKey": "k", "input": {number}}}'
+    answer = api.ask("POST", f"/v1/spaces/{api.space}/tasks", raw=body.encode())
+    assert (answer.status, "too large" in answer.body.decode()) == (400, True)
+    text = body.replace(number, '"1E400"').encode()
+    assert api.ask("POST", f"/v1/spaces/{api.space}/tasks", raw=text).status == 201
+
+
+def test_a_field_that_is_not_known_is_named_where_it_may_be_the_reason(api: Api) -> None:
+    told = api.refused(404, "NOT_FOUND", "PUT", "/permits/by-name/new", {"max": 3})
+    assert "'max'" in told
+    assert "units" in told
+    api.queue()
+    told = api.refused(409, "CONFLICT", "PUT", "/mailboxes/by-name/review", {"maxAttempts": 9})
+    assert "maxAttempts=9" in told
+    assert "query: " in api.refused(400, "VALIDATION_FAILED", "GET", "/once")
+
+
+def test_a_compressed_body_is_refused_as_such(api: Api) -> None:
+    path = f"/v1/spaces/{api.space}/runs/x"
+    answer = api.ask("PUT", path, raw=gzip.compress(b"{}"), content_encoding="gzip")
+    assert (answer.status, "gzip" in answer.body.decode()) == (415, True)
+
+
+def test_a_request_with_two_lengths_is_the_last_one_of_its_connection(api: Api) -> None:
+    head = (
+        f"PUT /v1/spaces/{api.space}/runs/two HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {api.key}\r\n"
+        "Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"
+    )
+    with socket.create_connection(("127.0.0.1", api.port), PATIENCE_S) as sock:
+        sock.sendall(head.encode())
+        said = b""
+        while part := sock.recv(65_536):
+            said += part
+    assert said.startswith(b"HTTP/1.1 ")
+    assert b"connection: close" in said.lower()
 
 
 @pytest.mark.parametrize(
@@ -259,6 +324,13 @@ def test_unknown_paths_methods_and_ids(api: Api) -> None:
 
 def test_a_name_may_have_a_slash_and_anything_else(api: Api) -> None:
     assert api.good("PUT", "/runs/a%2Fb%20c'%C3%A9(~)*!.%25")["name"] == "a/b c'é(~)*!.%"
+
+
+def test_a_cursor_beyond_the_end_has_expired(api: Api) -> None:
+    api.refused(410, "CURSOR_EXPIRED", "GET", f"/watch?scopeId={api.run}&cursor=999999999&waitSeconds=25")
+    page = api.good("GET", f"/watch?scopeId={api.run}&waitSeconds=0")
+    again = api.good("GET", f"/watch?scopeId={api.run}&cursor={page['nextCursor']}&waitSeconds=0")
+    assert again["events"] == []
 
 
 # ------------------------------------------------------------------ Idempotency-Key
@@ -364,6 +436,14 @@ def test_the_daemon_is_killed_between_a_request_and_its_answer_and_the_repeat_ha
 
 
 # ------------------------------------------------------------------ waiting
+
+
+def test_a_repeat_says_when_the_lease_ends_and_not_when_it_was_asked(api: Api) -> None:
+    queue = api.queue()
+    api.send(queue, 1)
+    first = api.admit(queue, idempotency_key="a")[1]
+    eventually(lambda: datetime.now(timezone.utc).microsecond // 1000 != int(first["leaseExpiresAt"][-4:-1]))
+    assert api.admit(queue, idempotency_key="a")[1] == first
 
 
 def test_a_worker_that_has_gone_is_given_no_job(api: Api) -> None:
@@ -488,7 +568,8 @@ def test_a_promise_is_claimed_once_also_after_a_restart_and_ends_with_its_run(ow
 
 def test_a_stopping_daemon_tells_its_polls_to_come_again(own_api: Api) -> None:
     api = own_api
-    path = f"/v1/spaces/{api.space}/watch?scopeId={api.run}&cursor=999&waitSeconds=20"
+    newest = api.good("GET", f"/watch?scopeId={api.run}&waitSeconds=0")["nextCursor"]
+    path = f"/v1/spaces/{api.space}/watch?scopeId={api.run}&cursor={newest}&waitSeconds=20"
     thread, got = in_thread(api.ask, "GET", path)
     eventually(lambda: api.waits() == 1)
     os.kill(api.daemon.running().pid, signal.SIGTERM)
@@ -580,12 +661,15 @@ def test_our_client_and_http_share_queues_and_keys(api: Api) -> None:
 
 def test_https_with_a_certificate_of_ones_own(no_daemon: Daemon, tmp_path: Path) -> None:
     certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    made = subprocess.run([*OPENSSL, "-keyout", str(key), "-out", str(certificate)], capture_output=True, text=True)
+    names_ = "subjectAltName=DNS:localhost,IP:127.0.0.1,DNS:in-the-certificate.example"
+    command = [*OPENSSL[:-1], names_, "-keyout", str(key), "-out", str(certificate)]
+    made = subprocess.run(command, capture_output=True, text=True)
     assert made.returncode == 0, made.stderr
     no_daemon.environ |= {
         "RUNSTATED_HTTP": "127.0.0.1:0",
         "RUNSTATED_TLS_CERT": str(certificate),
         "RUNSTATED_TLS_KEY": str(key),
+        "RUNSTATED_HTTP_HOSTS": "named.example, other.example",
     }
     no_daemon.start()
     port = int(no_daemon.running().http.rpartition(":")[2])
@@ -593,6 +677,10 @@ def test_https_with_a_certificate_of_ones_own(no_daemon: Daemon, tmp_path: Path)
     connection = http.client.HTTPSConnection("localhost", port, timeout=PATIENCE_S, context=trusted)
     connection.request("GET", "/healthz")
     assert Response(connection).status == 200
+    for host, status in (("in-the-certificate.example", 200), ("named.example:1", 200), ("evil.example", 403)):
+        connection = http.client.HTTPSConnection("localhost", port, timeout=PATIENCE_S, context=trusted)
+        connection.request("GET", "/healthz", headers={"Host": host})
+        assert Response(connection).status == status, host
     plain = http.client.HTTPConnection("localhost", port, timeout=PATIENCE_S)
     plain.request("GET", "/healthz")
     with pytest.raises((http.client.HTTPException, OSError)):
