@@ -9,6 +9,11 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import asyncio
 
 PULSE_S = 0.5
 ASLEEP_S = 1.0
@@ -55,3 +60,12 @@ class Patience:
     def resume(self) -> None:
         """Something else was done since the last step, which may have taken its time."""
         self._seen_s = time.monotonic()
+
+
+async def wait(tasks: Iterable[asyncio.Future[Any]], seconds: float) -> None:
+    """Until all of them have ended, or the time is over."""
+    import asyncio
+
+    left, pending = Patience(seconds), set(tasks)
+    while pending and (step_s := left.step()):
+        _, pending = await asyncio.wait(pending, timeout=step_s)

@@ -21,7 +21,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from . import errors, failures, payloads, threads, units, wire
+from . import awake, errors, failures, payloads, threads, units, wire
 from .context import enter, leave
 from .holds import Hold
 from .queues import ATTEMPTS, Queue
@@ -134,7 +134,7 @@ class Worker:
         what is left of the threads keeps its jobs until it ends or the process does."""
         self._stop.set()
         if self._handlers:
-            await _wait(self._handlers, DRAIN_S)
+            await awake.wait(self._handlers, DRAIN_S)
         for task in self._handlers:
             task.cancel()
         await _settled(list(self._handlers))
@@ -402,10 +402,6 @@ def _one_of_each(sources: Sequence[Source]) -> list[Source]:
             source.queue._takes_the_place_of(before.queue)
         found[source.info.id, source.queue.name] = source
     return list(found.values())
-
-
-async def _wait(tasks: set[asyncio.Task[None]], timeout: float) -> None:
-    await asyncio.wait(set(tasks), timeout=timeout)
 
 
 async def _settled(tasks: Sequence[asyncio.Future[Any]]) -> None:

@@ -136,7 +136,7 @@ class App:
             space = path.pop("spaceId")
             if access.space != space:
                 raise ApiError("FORBIDDEN", f"the key {access.key} is not one of the space {space[:100]}")
-            raw = b"" if row.method == "GET" else await body.read(request)
+            raw = b"" if row.method == "GET" else await body.read(request, self._gateway.engine)
             call = Call(
                 gateway=self._gateway,
                 waiters=self._waiters,

@@ -8,11 +8,12 @@ from typing import Any
 import msgspec
 from starlette.requests import Request
 
+from runstated.engine import Engine
 from runstated.http.call import Body
 from runstated.http.errors import ApiError
 
 BYTES_MAX = 2 * 1024 * 1024
-TIME_S = 10.0  # a client that has not sent its body by now sends nothing
+TIME_MS = 10_000  # a client that has not sent its body by now sends nothing
 
 
 def of_query(request: Request, kind: type[Body]) -> Body:
@@ -47,7 +48,7 @@ def _decoded(raw: bytes, kind: type[Body]) -> Body:
         return msgspec.json.decode(raw, type=kind, strict=False)  # JSON has one kind of number: 30.0 is 30
 
 
-async def read(request: Request) -> bytes:
+async def read(request: Request, engine: Engine) -> bytes:
     """The bytes of the body. Raises ApiError."""
     coding = request.headers.get("content-encoding", "identity").strip().lower()
     if coding not in ("identity", ""):
@@ -61,11 +62,18 @@ async def read(request: Request) -> bytes:
                 raise ApiError("VALIDATION_FAILED", f"the body exceeds {BYTES_MAX} bytes")
         return bytes(body)
 
+    reading = asyncio.ensure_future(all_parts())
+    timer = engine.after(TIME_MS, reading.cancel)  # not wait_for: what the daemon sleeps is not the client's
     try:
-        raw = await asyncio.wait_for(all_parts(), TIME_S)
+        await asyncio.wait((reading,))
+    finally:
+        timer.cancel()
+        reading.cancel()
+    if reading.cancelled():
+        raise ApiError("REQUEST_TIMEOUT", f"the body did not arrive within {TIME_MS // 1000} s: send it again")
+    raw = reading.result()
+    try:
         raw.decode()
-    except asyncio.TimeoutError as error:
-        raise ApiError("REQUEST_TIMEOUT", f"the body did not arrive within {TIME_S:g} s: send it again") from error
     except UnicodeDecodeError as error:
         raise ApiError("VALIDATION_FAILED", "the body is not UTF-8") from error
     return raw

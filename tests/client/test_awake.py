@@ -81,6 +81,26 @@ def test_a_repeat_gets_what_is_left_of_the_wait_without_what_was_slept(clock: Cl
     assert wire.decode_request(call.body()).wait_ms == 7_000
 
 
+def test_tasks_are_awaited_for_their_time_without_what_was_slept(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(awake, "PULSE_S", 0.01)
+
+    async def work() -> str:
+        clock.now_s += 600.0
+        await asyncio.sleep(0.03)
+        return "done"
+
+    async def story() -> None:
+        task, endless = asyncio.ensure_future(work()), asyncio.ensure_future(asyncio.Event().wait())
+        await awake.wait([task], 30.0)
+        assert task.done()
+        asyncio.get_running_loop().call_later(0.02, lambda: setattr(clock, "now_s", clock.now_s + 1.0))
+        await awake.wait([endless, task], 0.5)
+        assert not endless.done()
+        endless.cancel()
+
+    asyncio.run(story())
+
+
 def test_a_gate_that_was_opened_is_open_though_the_time_is_over() -> None:
     gate = Gate()
     assert not gate.wait(awake.Patience(0))
