@@ -48,7 +48,7 @@ WAL_CHECKPOINT_BYTES = 16 * MIB  # then its pages are copied into the file, whic
 WAL_SHARE = 4  # ... or when it takes this part of the room that the disk has for it and for the file ...
 WAL_BYTES_MIN = 128 * KIB  # ... but never before it has this size
 DISK_KEPT_BYTES = 512 * KIB  # what the file does not grow into: for the WAL, its index, and starting again
-PAGES_SHRUNK = 256  # in one step, 1 MiB: some 2 ms and a commit
+PAGES_SHRUNK = 64  # in one step: some 3 ms and a commit
 PAGES_KEPT_MIN = 256  # free pages that stay for what comes next ...
 PAGES_KEPT_SHARE = 8  # ... or this part of all, whichever is more
 

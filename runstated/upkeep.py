@@ -16,7 +16,7 @@ from runstated.store.sqlite import Store
 log = logging.getLogger(__name__)
 
 READER_S = 0.25  # how long a checkpoint is put off that met a long read, such as a backup: each try holds up the writer
-SHRINK_PAUSE_S = 0.1  # between two steps, each of which is one small commit of the writer
+SHRINK_PAUSE_S = 0.05  # between two steps, each of which is one small commit of the writer: some 5 MB in a second
 
 
 class Upkeep:

@@ -275,7 +275,8 @@ def _shrink(connection: sqlite3.Connection) -> bool:
     kept = max(PAGES_KEPT_MIN, _pragma(connection, "page_count") // PAGES_KEPT_SHARE)
     surplus = _pragma(connection, "freelist_count") - kept
     if surplus > 0:
-        connection.execute(f"PRAGMA incremental_vacuum({min(surplus, PAGES_SHRUNK)})").fetchall()
+        # A script runs it to its end: ``execute`` takes a statement without columns for done after its first step.
+        connection.executescript(f"PRAGMA incremental_vacuum({min(surplus, PAGES_SHRUNK)})")
     return surplus > 0
 
 
