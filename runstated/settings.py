@@ -105,6 +105,7 @@ class Settings:
     no_backup: bool = False  # of the database before its upgrade
     config: Path | None = None  # the file that was read, if there was one
     new_database: bool = False  # begin with an empty one, whatever is there
+    inherited: tuple[str, ...] = ()  # what limits it that it could not give up
     is_as_before: bool = False  # tcp, http and TLS are those of a daemon that died: nice to have
 
     @property
@@ -128,9 +129,7 @@ def load(options: Mapping[str, str | None], environ: Mapping[str, str] = os.envi
     """The settings from all four places. `options` are the command line's, by field name; None means "not given"."""
     config, content = _read_file(options.get("config"), environ)
     sources = _Sources(options, environ, config, content)
-    directory_named = sources.text("state_dir")
-    directory = paths.absolute(directory_named) if directory_named else paths.default_state_dir()
-    socket_named = sources.text("socket")
+    directory = sources.path("state_dir") or paths.default_state_dir()
     cert, key = sources.path("tls_cert"), sources.path("tls_key")
     if (cert is None) != (key is None):
         raise SettingsError("tls_cert and tls_key are needed together: the files of a certificate and of its key (PEM)")
@@ -149,7 +148,7 @@ def load(options: Mapping[str, str | None], environ: Mapping[str, str] = os.envi
         tls_cert=cert,
         tls_key=key,
         state_dir=directory,
-        socket=paths.fit(paths.absolute(socket_named) if socket_named else directory / paths.SOCKET_NAME),
+        socket=paths.fit(sources.path("socket") or directory / paths.SOCKET_NAME),
         sync=cast(Literal["full", "normal"], sources.choice("sync", SYNC_MODES, "full")),
         log_level=sources.choice("log_level", LOG_LEVELS, "info"),
         no_backup=sources.choice("no_backup", ANSWERS, "no") == "yes",
@@ -200,12 +199,10 @@ class _Sources:
     config: Path
     content: Mapping[str, Any] | None
 
-    def text(self, key: str) -> str:
-        return self._found(key)[0]
-
     def path(self, key: str) -> Path | None:
-        value = self.text(key)
-        return paths.absolute(value) if value else None
+        """Relative ones in the file are relative to it: the same for all who read it."""
+        value, place = self._found(key)
+        return paths.absolute(value, self.config.parent if place == str(self.config) else None) if value else None
 
     def endpoint(self, key: str) -> Endpoint | None:
         value, place = self._found(key)

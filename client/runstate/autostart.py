@@ -210,7 +210,9 @@ def _spawn(target: Target, deadline: float) -> None:
         units = spawn.installed_units() if not target.options else []
         if units and spawn.systemctl("start", units, deadline=deadline):
             return
-        spawn.daemon(target.state_dir, target.options, deadline=deadline)
+        # Said, not found again: the daemon has another working directory, and must not come to another result.
+        places = {"state_dir": str(target.state_dir), "socket": str(target.socket)}
+        spawn.daemon(target.state_dir, {**places, **target.options}, deadline=deadline)
     except spawn.AlreadyHeld:
         return  # started by other means in this moment: connect to that one
     except spawn.Died:

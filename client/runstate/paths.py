@@ -59,11 +59,17 @@ def default_state_dir() -> Path:
     (measured), so it is asked only elsewhere. A test compares the two.
     """
     if sys.platform.startswith("linux"):
-        base = os.environ.get("XDG_STATE_HOME", "")
-        return Path(base if base.strip() else os.path.expanduser("~/.local/state")) / APP_NAME
+        return Path(xdg_directory("XDG_STATE_HOME", "~/.local/state")) / APP_NAME
     import platformdirs
 
     return Path(platformdirs.user_state_dir(APP_NAME, appauthor=False))
+
+
+def xdg_directory(variable: str, default: str, environ: Mapping[str, str] = os.environ) -> str:
+    """One of the XDG base directories. A relative one counts as not set, as the specification has it: it would be
+    another one in each working directory."""
+    base = environ.get(variable, "")
+    return base if os.path.isabs(base) else os.path.abspath(os.path.expanduser(default))
 
 
 def config_file(environ: Mapping[str, str] = os.environ) -> Path:
@@ -72,8 +78,7 @@ def config_file(environ: Mapping[str, str] = os.environ) -> Path:
     if named:
         return absolute(named)
     if sys.platform.startswith("linux"):
-        base = os.environ.get("XDG_CONFIG_HOME", "")
-        directory = Path(base if base.strip() else os.path.expanduser("~/.config")) / APP_NAME
+        directory = Path(xdg_directory("XDG_CONFIG_HOME", "~/.config")) / APP_NAME
     else:
         import platformdirs
 
@@ -82,7 +87,7 @@ def config_file(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def configured(key: str, environ: Mapping[str, str] = os.environ) -> str:
-    """The value of a top-level string key in the configuration file, or "".
+    """The path that a top-level key of the configuration file names, or "".
 
     A file that cannot be read or parsed counts as empty here: the daemon refuses it at start with the reason, and a
     client that complained as well would hide that one good message behind a hundred copies.
@@ -92,7 +97,9 @@ def configured(key: str, environ: Mapping[str, str] = os.environ) -> str:
     except (OSError, ValueError):
         return ""
     value = content.get(key)
-    return value.strip() if isinstance(value, str) else ""
+    if not isinstance(value, str) or not value.strip():
+        return ""
+    return str(absolute(value.strip(), config_file(environ).parent))  # the same in every working directory
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -103,9 +110,10 @@ def read_config(path: Path) -> dict[str, Any]:
         return content
 
 
-def absolute(path: str) -> Path:
-    """`~` and relative paths resolved against this process; symbolic links are left as they are."""
-    return Path(os.path.abspath(os.path.expanduser(path)))
+def absolute(path: str, base: Path | None = None) -> Path:
+    """`~` and relative paths resolved against `base`, else this process's directory; symbolic links are left as they
+    are."""
+    return Path(os.path.abspath(os.path.join(base or "", os.path.expanduser(path))))
 
 
 def fit(path: Path) -> Path:

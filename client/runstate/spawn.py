@@ -34,7 +34,10 @@ KEPT_VARIABLES = frozenset(
 )
 KEPT_PREFIXES = ("LC_", "XDG_", "RUNSTATED_")
 # The daemon's working directory is /, so what is relative to ours is made absolute.
-PATH_VARIABLES = (paths.STATE_DIR_VARIABLE, paths.SOCKET_VARIABLE, paths.CONFIG_VARIABLE)
+PATH_VARIABLES = (
+    *(paths.STATE_DIR_VARIABLE, paths.SOCKET_VARIABLE, paths.CONFIG_VARIABLE),
+    *("RUNSTATED_TLS_CERT", "RUNSTATED_TLS_KEY", "HOME"),
+)
 
 # The packages that the daemon imports first; where they are importable from, so is the rest.
 NEEDED_PACKAGES = ("runstated", "runstate", "msgspec", "aiosqlite", "uvloop", "click", "platformdirs")
@@ -209,8 +212,8 @@ def installed_units(environ: Mapping[str, str] = os.environ) -> list[str]:
     """
     if not sys.platform.startswith("linux") or any(name.startswith("RUNSTATED_") for name in environ):
         return []
-    config = environ.get("XDG_CONFIG_HOME", "").strip() or os.path.expanduser("~/.config")
-    data = environ.get("XDG_DATA_HOME", "").strip() or os.path.expanduser("~/.local/share")
+    config = paths.xdg_directory("XDG_CONFIG_HOME", "~/.config", environ)
+    data = paths.xdg_directory("XDG_DATA_HOME", "~/.local/share", environ)
     directories = (f"{config}/systemd/user", f"{data}/systemd/user", *UNIT_DIRECTORIES)
     units = [name for name in UNIT_NAMES if any(os.path.exists(f"{place}/{name}") for place in directories)]
     return units if "runstated.service" in units else []

@@ -231,6 +231,19 @@ def test_a_daemon_that_is_killed_while_starting_is_started_again(home: Home, mon
     assert len(deaths) == 2
 
 
+def test_the_daemon_is_told_the_places_that_the_client_has_found(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[object] = []
+
+    def start(directory: Path, options: dict[str, str], **_: object) -> None:
+        told.append(options)
+        raise spawn.SpawnError("seen")
+
+    monkeypatch.setattr(spawn, "daemon", start)
+    with pytest.raises(errors.UnavailableError, match="seen"):
+        autostart.connect(deadline=soon())
+    assert told == [{"state_dir": str(home.state_dir), "socket": str(home.socket)}]
+
+
 def test_a_daemon_that_always_dies_is_reported_when_the_time_is_over(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:

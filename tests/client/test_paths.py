@@ -11,10 +11,11 @@ import platformdirs
 import pytest
 
 from runstate import paths
+from runstated import settings
 
 
 def test_the_default_state_directory_is_the_one_platformdirs_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    for base in ("/somewhere/else", "", None):
+    for base in ("/somewhere/else", "somewhere/else", "", None):
         if base is None:
             monkeypatch.delenv("XDG_STATE_HOME", raising=False)
         else:
@@ -23,7 +24,7 @@ def test_the_default_state_directory_is_the_one_platformdirs_names(monkeypatch: 
 
 
 def test_the_default_configuration_file_is_in_the_directory_platformdirs_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    for base in ("/somewhere/else", ""):
+    for base in ("/somewhere/else", "somewhere/else", ""):
         monkeypatch.setenv("XDG_CONFIG_HOME", base)
         directory = platformdirs.user_config_dir("runstated", appauthor=False)
         assert str(paths.config_file({})) == f"{directory}/runstated.toml"
@@ -46,6 +47,15 @@ def test_a_client_finds_a_daemon_that_the_configuration_file_moved(tmp_path: Pat
     environ = {"RUNSTATED_CONFIG": str(file)}
     assert paths.state_dir(environ) == Path("/srv/state")
     assert paths.socket_path(environ=environ) == Path("/srv/state/runstated.sock")
+
+
+def test_what_the_configuration_file_names_is_relative_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "runstated.toml").write_text('state_dir = "state"\nsocket = "s/x.sock"\n')
+    monkeypatch.chdir("/")
+    environ = {"RUNSTATED_CONFIG": str(tmp_path / "runstated.toml")}
+    found = settings.load({}, environ)
+    assert (found.state_dir, found.socket) == (tmp_path / "state", tmp_path / "s/x.sock")
+    assert (paths.state_dir(environ), paths.socket_path(environ=environ)) == (found.state_dir, found.socket)
 
 
 def test_a_client_takes_a_broken_configuration_file_as_empty(tmp_path: Path) -> None:
