@@ -48,9 +48,12 @@ def detached(descriptor: str, options: str) -> None:
         answer(pid=os.getpid())
 
     try:
-        from runstated import daemon, settings
+        from dataclasses import replace
 
-        daemon.serve(settings.load(json.loads(options)), ready, foreground=False)
+        from runstated import daemon, inherited, settings
+
+        remains = inherited.reset()  # before there are threads, each of which would keep its own
+        daemon.serve(replace(settings.load(json.loads(options)), inherited=remains), ready, foreground=False)
     except Exception as error:
         if not started:
             answer(error=str(error) or repr(error), held=type(error).__name__ == "LockHeld")

@@ -167,7 +167,12 @@ class Service:
         self._undo.append(("the engine", engine.close))
         await engine.start()
         self._guard.watch(store, engine)
-        server = Server(engine, version=runstate.__version__, socket_path=str(self._listener.path))
+        server = Server(
+            engine,
+            version=runstate.__version__,
+            socket_path=str(self._listener.path),
+            inherited=config.inherited,
+        )
         server.may_serve = self._guard.look
         self._undo.append(("the server", server.drain))
         await server.listen(self._listener.socket, tcp, tls)
@@ -364,6 +369,7 @@ def _lock_info(config: Settings, foreground: bool) -> presence.LockInfo:
         version=runstate.__version__,
         started=Clock().wall_ms() / 1000,
         log="" if foreground else str(config.log),
+        inherited=", ".join(config.inherited),
     )
 
 

@@ -319,6 +319,8 @@ def _describe(config: Settings, holder: presence.LockInfo) -> None:
         "version": holder.version,
         "up for": _duration(time.time() - holder.started),
     }
+    if holder.inherited:
+        rows["limited"] = f"{holder.inherited}: inherited; run `runstated restart` in a new shell"
     if holder.tcp:
         rows["tcp"] = f"{'tls' if holder.tls else 'tcp'}://{holder.tcp}"
     if holder.http:

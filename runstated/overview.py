@@ -15,10 +15,13 @@ from runstated.waits import WATCH, Call
 class Overview:
     """Completes a StatusView. Runs on the loop between two batches or beside one: display only."""
 
-    def __init__(self, engine: Engine, sessions: Sessions, *, version: str, socket_path: str) -> None:
+    def __init__(
+        self, engine: Engine, sessions: Sessions, *, version: str, socket_path: str, inherited: tuple[str, ...] = ()
+    ) -> None:
         self._engine = engine
         self._sessions = sessions
         self._version = version
+        self._inherited = inherited
         self._socket_path = _shown(socket_path)
         self._started_ms = engine.clock.wall_ms()
 
@@ -47,6 +50,7 @@ class Overview:
             wal_bytes=store.wal_bytes(),
             sessions=len(self._sessions),
             trouble=self._engine.trouble,
+            inherited=self._inherited,
         )
 
     def _worker(self, worker: wire.WorkerView) -> wire.WorkerView:

@@ -38,14 +38,16 @@ UNSENT_BYTES_MAX = 64 * 1024 * 1024  # a client that does not read its replies i
 class Server:
     """The listener of the Unix socket and, if it is wanted, of a TCP socket."""
 
-    def __init__(self, engine: Engine, *, version: str, socket_path: str) -> None:
+    def __init__(self, engine: Engine, *, version: str, socket_path: str, inherited: tuple[str, ...] = ()) -> None:
         self.engine = engine
         self.sessions = Sessions(engine, version, os.getpid())
         self.connections: set[Connection] = set()
         self.connections_of: dict[int, int] = {}
         self.all_gone = asyncio.Event()
         self.may_serve: Callable[[], bool] = lambda: True  # asked before each new connection is served
-        self._overview = overview.Overview(engine, self.sessions, version=version, socket_path=socket_path)
+        self._overview = overview.Overview(
+            engine, self.sessions, version=version, socket_path=socket_path, inherited=inherited
+        )
         self._servers: list[asyncio.Server] = []
         self.acceptor: Acceptor | None = None  # over TCP
         self.log_of_strangers = QuietLog(log)

@@ -39,7 +39,7 @@ _OWN_PID = re.compile(r"(.*-([0-9]+)) \(pid \2\)")  # the usual label names the 
 The object of --json has these keys, always all of them; times are Unix time
 in milliseconds (null: none), and "more" names the lists that --limit cut:
   daemon   version pid started_ms now_ms socket state_dir database_bytes
-           wal_bytes sessions trouble
+           wal_bytes sessions trouble inherited[]
   runs[]   run name state parent deadline_ms created_ms
   workers[]  session worker pid command connected
     holdings[]  token kind name run since_ms until_ms
@@ -194,6 +194,12 @@ def _daemon(view: wire.StatusView) -> Iterable[render.Line]:
         yield render.line(f"  {name + ':':<10} {value}")
     if daemon.trouble:
         yield render.line(f"  TROUBLE: writes fail ({daemon.trouble}); everybody waits until they work again", "red")
+    if daemon.inherited:
+        yield render.line(
+            f"  LIMITED: {', '.join(daemon.inherited)}: inherited from the program that started it; run"
+            " `runstated restart` in a new shell",
+            "yellow",
+        )
     if daemon.version != runstate.__version__:
         yield render.line(
             f"  binary replaced, restart pending: {runstate.__version__} is installed; run `runstated restart`",

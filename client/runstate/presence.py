@@ -37,6 +37,7 @@ class LockInfo:
     http_hosts: str = ""  # names under which it may be asked there, separated by commas
     tls_cert: str = ""  # the files of both, "" without TLS
     tls_key: str = ""
+    inherited: str = ""  # what limits it that the program which started it had, for display
     # What belongs here also while nobody holds the lock:
     database: str = ""  # the id of the database; "" before there was one
     fresh: bool = False  # it is being made: its file may not be there yet

@@ -929,7 +929,8 @@ class WaitView(Struct, kw_only=True, omit_defaults=True, frozen=True):
 
 
 class DaemonView(Struct, kw_only=True, omit_defaults=True, frozen=True):
-    """The daemon itself. ``trouble`` says why writes fail, while they do."""
+    """The daemon itself. ``trouble`` says why writes fail, while they do; ``inherited`` what limits it that the program
+    which started it had, and that it could not give up."""
 
     version: str
     pid: int
@@ -941,6 +942,7 @@ class DaemonView(Struct, kw_only=True, omit_defaults=True, frozen=True):
     wal_bytes: int
     sessions: int = 0
     trouble: str | None = None
+    inherited: tuple[str, ...] = ()
 
 
 class StatusView(Reply, tag="status", frozen=True):

@@ -144,6 +144,11 @@ def test_trouble_with_writing_is_said() -> None:
     assert "TROUBLE: writes fail (database or disk is full)" in shown(wire.StatusView(daemon=daemon))
 
 
+def test_what_limits_the_daemon_is_said() -> None:
+    daemon = msgspec.structs.replace(DAEMON, inherited=("nice 19", "CPU time limited to 60 s"))
+    assert "LIMITED: nice 19, CPU time limited to 60 s: inherited" in shown(wire.StatusView(daemon=daemon))
+
+
 def test_a_daemon_of_another_version_is_to_be_restarted() -> None:
     assert "restart pending" not in shown(VIEW)
     view = wire.StatusView(daemon=msgspec.structs.replace(DAEMON, version="0.0.1"))
