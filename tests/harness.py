@@ -326,12 +326,12 @@ class Harness:
 
     def counted(self) -> dict[tuple[str, str, str], int]:
         """The counts that are kept, without zeros."""
-        rows = self.rows("SELECT space, queue, state, jobs FROM queue_counts WHERE jobs <> 0")
-        return {(space, queue, state): jobs for space, queue, state, jobs in rows}
+        rows = self.rows("SELECT run, queue, state, jobs FROM job_counts WHERE jobs <> 0")
+        return {(run, queue, state): jobs for run, queue, state, jobs in rows}
 
     def recounted(self) -> dict[tuple[str, str, str], int]:
-        rows = self.rows("SELECT space, queue, state, count(*) FROM jobs GROUP BY space, queue, state")
-        return {(space, queue, state): jobs for space, queue, state, jobs in rows}
+        rows = self.rows("SELECT run, queue, state, count(*) FROM jobs GROUP BY run, queue, state")
+        return {(run, queue, state): jobs for run, queue, state, jobs in rows}
 
     def check(self) -> None:
         """What must be true between two batches, whatever happened."""

@@ -32,10 +32,10 @@ FILL = (
     "INSERT INTO queues (space, queue, attempts, needs) SELECT 'default', 'other' || i, 3, 0 FROM n",
     "INSERT INTO jobs (job, space, queue, run, key, state, needs, age, input, result, created_ms, ended_ms)"
     " SELECT 'o' || i, 'default', 'q', :run, 'o' || i, 'succeeded', 1000000 + i, i, '1', '1', 1, 1700000000000 FROM n",
-    "INSERT INTO queue_counts (space, queue, state, jobs) SELECT 'default', 'q', 'succeeded', max(i) FROM n",
+    "INSERT INTO job_counts (run, queue, state, jobs) SELECT :run, 'q', 'succeeded', max(i) FROM n",
     "INSERT INTO jobs (job, space, queue, run, key, state, age, input, created_ms)"
     " SELECT 'e' || i, 'default', 'q', 'g' || i, 'e' || i, 'ready', i, '1', 1 FROM n",
-    "INSERT INTO queue_counts (space, queue, state, jobs) SELECT 'default', 'q', 'ready', max(i) FROM n",
+    "INSERT INTO job_counts (run, queue, state, jobs) SELECT 'g' || i, 'q', 'ready', 1 FROM n",
     "INSERT INTO limits (id, space, name, max, per_seconds, window_ms, used)"
     " SELECT 'l' || i, 'default', 'l' || i, 10, 86400, 1699920000000, 1 FROM n",
     "INSERT INTO pools (id, space, name, max) SELECT 'p' || i, 'default', 'p' || i, 10 FROM n",

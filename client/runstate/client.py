@@ -234,9 +234,9 @@ class Runstate:
         """A queue: with a handler it can be served, without one it takes a handler as a decorator or only sends.
 
         ``attempts`` (5): deliveries after which a job has failed. ``concurrency`` (1): handlers at once in this
-        process. ``key``: which inputs are the same job; default a hash of the input. ``slots``, ``limit``: a name, or
-        {"name": ..., "units": ...}; ``budget``: {"name": ..., "reserve": ..., "cost": function of the result}. A job is
-        started with all of them, in one step.
+        process, at most 1,000. ``key``: which inputs are the same job; default a hash of the input. ``slots``,
+        ``limit``: a name, or {"name": ..., "units": ...}; ``budget``: {"name": ..., "reserve": ..., "cost": function of
+        the result}. A job is started with all of them, in one step.
         """
         resources = read(slots, limit, budget)
         return Queue(
@@ -258,7 +258,7 @@ class Runstate:
         signal: SupportsIsSet | None = None,
     ) -> None:
         """Runs the handlers of this process's queues until the run ends, ``signal`` is set, or SIGTERM or SIGINT come;
-        then waits up to 30 s for those that run."""
+        then waits up to 30 s for those that run. A queue whose resources have not been set up yet waits for them."""
         if running_loop() is not None:
             raise errors.ConfigError("serve() would block the event loop of this thread: use `await aserve()`")
         load()

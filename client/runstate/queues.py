@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 ATTEMPTS = 5
 LEASE = "30s"
 CONCURRENCY = 1
+PLACES_MAX = 1_000  # handlers of one queue at once in one process, as the wire allows
 HANDLER_ERROR = "handler_error: "
 
 
@@ -45,7 +46,9 @@ class Queue:
         self._handler = handler
         self._attempts = None if attempts is None else units.whole(attempts, "attempts", 1, 100)
         self._lease_ms = units.lease_seconds(LEASE if lease is None else lease) * 1000
-        self._concurrency = units.whole(CONCURRENCY if concurrency is None else concurrency, "concurrency")
+        self._concurrency = units.whole(
+            CONCURRENCY if concurrency is None else concurrency, "concurrency", 1, PLACES_MAX
+        )
         self._key = key
         self._resources = resources
         self._successor: Queue | None = None

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from . import awake, errors, failures, payloads, threads, units, wire
 from .context import enter, leave
 from .holds import Hold
-from .queues import ATTEMPTS, Queue
+from .queues import ATTEMPTS, PLACES_MAX, Queue
 from .results import RunContext, RunInfo
 from .runs import CHILD_NAME
 from .signals import Signal, SupportsIsSet, watching
@@ -38,9 +38,9 @@ log = logging.getLogger(__name__)
 DRAIN_S = 30.0
 RETRY_S_MIN = 0.25  # after trouble with taking jobs ...
 RETRY_S_MAX = 10.0  # ... doubling up to this
+SETUP_S_MAX = 2.0  # the same, while resources are missing
 TAKEN_OVER = ("worker_died", "lease_expired")  # what ended the delivery before
 NO_THREAD_S = 1.0  # for which a place stays empty whose handler could not be begun
-PLACES_MAX = 1_000  # of one queue in one process, as the wire allows
 
 
 class NoThread(Exception):
@@ -54,7 +54,7 @@ class Source:
         self._queue = queue
         self._is_picked = is_picked
         self.client: Runstate = queue._client
-        self.free = min(queue._concurrency if concurrency is None else concurrency, PLACES_MAX)
+        self.free = queue._concurrency if concurrency is None else concurrency
         self.changed = asyncio.Event()
         self.info: RunInfo | None = None
         self.scale = 0  # of the budget, if there is one
@@ -69,9 +69,11 @@ class Source:
         UnavailableError, and RunstateError (NOT_FOUND) for a resource that does not exist."""
         connection, resources = self.client._connection, self.queue._resources
         self.info = await adrive(connection, self.client._binding().join())
+        attempts = self.queue._declared_attempts() or ATTEMPTS
+        if not resources.nothing:  # they may be missing; the queue is there for its producers meanwhile
+            await connection().acall(wire.QueuesDeclare(queue=self.queue.name, attempts=attempts))
         if resources.budget is not None:
             self.scale = await adrive(connection, resources.scale())
-        attempts = self.queue._declared_attempts() or ATTEMPTS
         needs = await adrive(connection, resources.needs())
         await connection().acall(wire.QueuesDeclare(queue=self.queue.name, attempts=attempts, needs=needs))
 
@@ -102,13 +104,12 @@ class Worker:
 
     async def run(self) -> None:
         """Declares, then takes jobs until stopped or until the runs of all queues are over; then drains."""
-        for source in self._sources:
-            try:
-                await source.declare()
-            except errors.StoppedError as error:
-                raise source.client._binding().noted(error)  # noqa: B904
+        early = [source for source in self._sources if not await self._declared(source)]
         self._sources = _one_of_each(self._sources)
-        loops = [asyncio.ensure_future(self._take_jobs(source)) for source in self._sources]
+        loops = [
+            asyncio.ensure_future(self._take_jobs_later(source) if source in early else self._take_jobs(source))
+            for source in self._sources
+        ]
         stopped = asyncio.ensure_future(self._stop.wait())
         try:
             await self._until_over(loops, stopped)
@@ -120,6 +121,38 @@ class Worker:
         for task in loops:
             if not task.cancelled() and task.exception() is not None:
                 task.result()
+
+    async def _declared(self, source: Source) -> bool:
+        """Declares a queue. False: what its jobs need has not been set up yet."""
+        try:
+            await source.declare()
+        except errors.StoppedError as error:
+            raise source.client._binding().noted(error)  # noqa: B904
+        except errors.RunstateError as error:
+            if error.code != "NOT_FOUND":
+                raise
+            log.warning("queue %s: waits for what its jobs need: %s", source.queue.name, error)
+            return False
+        return True
+
+    async def _take_jobs_later(self, source: Source) -> None:
+        """Takes jobs once what they need is there."""
+        pause = RETRY_S_MIN
+        while True:
+            await asyncio.sleep(pause)
+            pause = min(SETUP_S_MAX, pause * 2)
+            try:
+                await source.declare()
+            except errors.StoppedError as error:
+                source.client._binding().noted(error)
+                return
+            except errors.RunstateError as error:
+                if error.code != "NOT_FOUND" and not isinstance(error, errors.UnavailableError):
+                    raise
+            else:
+                log.warning("queue %s: what its jobs need is there", source.queue.name)
+                await self._take_jobs(source)
+                return
 
     async def _until_over(self, loops: Sequence[asyncio.Future[None]], stopped: asyncio.Future[Any]) -> None:
         """Returns when stopped, when one loop has failed, or when all have ended."""
@@ -380,7 +413,7 @@ def _close(loop: asyncio.AbstractEventLoop) -> None:
 def sources(client: Runstate, concurrency: int | None, queues: Sequence[Queue] | None) -> list[Source]:
     """What is to be served. Raises ConfigError when there is nothing, or something that cannot be."""
     if concurrency is not None:
-        units.whole(concurrency, "concurrency")
+        units.whole(concurrency, "concurrency", 1, PLACES_MAX)
     chosen = client._core.queues if queues is None else queues
     for queue in chosen:
         if not isinstance(queue, Queue):

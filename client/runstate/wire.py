@@ -388,7 +388,7 @@ class OnceFail(Request[OnceFailCounted], tag="once.fail", frozen=True):
 
 
 class QueueView(Reply, tag="queue", frozen=True):
-    """A queue and how many of its jobs are in which state (for display)."""
+    """A queue and how many of its jobs in active runs are in which state (for display)."""
 
     queue: str
     attempts: int

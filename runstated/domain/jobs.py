@@ -13,6 +13,20 @@ SCHEMA_TRACEBACK = """
 ALTER TABLE jobs ADD COLUMN traceback TEXT;
 """
 
+# Version 8: counts by run, so that jobs of ended runs are not counted.
+SCHEMA_COUNTS = """
+DROP TABLE queue_counts;
+CREATE TABLE job_counts (
+    run TEXT NOT NULL,
+    queue TEXT NOT NULL,
+    state TEXT NOT NULL,
+    jobs BIGINT NOT NULL,
+    PRIMARY KEY (run, queue, state)
+);
+INSERT INTO job_counts (run, queue, state, jobs)
+    SELECT run, queue, state, count(*) FROM jobs GROUP BY run, queue, state;
+"""
+
 KIND = "job"
 BACKOFF_MS_MIN = 500
 BACKOFF_MS_MAX = 30_000
@@ -128,17 +142,17 @@ def move(
     )
     must(changed == 1, "a job is moved from the state it was read in")
     if counted:
-        count(tx, job.space, job.queue, job.state, state)
+        count(tx, job.run, job.queue, job.state, state)
 
 
-def count(tx: Tx, space: str, queue: str, before: str | None, after: str | None) -> None:
+def count(tx: Tx, run: str, queue: str, before: str | None, after: str | None) -> None:
     """Keeps the counts by state, which are for display only."""
     for state, change in ((before, -1), (after, 1)):
         if state is not None:
             tx.run(
-                "INSERT INTO queue_counts (space, queue, state, jobs) VALUES (:space, :queue, :state, :change)"
-                " ON CONFLICT (space, queue, state) DO UPDATE SET jobs = queue_counts.jobs + :change",
-                space=space,
+                "INSERT INTO job_counts (run, queue, state, jobs) VALUES (:run, :queue, :state, :change)"
+                " ON CONFLICT (run, queue, state) DO UPDATE SET jobs = job_counts.jobs + :change",
+                run=run,
                 queue=queue,
                 state=state,
                 change=change,

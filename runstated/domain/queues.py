@@ -155,7 +155,7 @@ def send(tx: Tx, request: wire.QueuesSend) -> wire.JobView:
         input=request.input,
         now=tx.now_ms,
     )
-    jobs.count(tx, run.space, request.queue, None, "ready")
+    jobs.count(tx, run.run, request.queue, None, "ready")
     jobs.emit(tx, "task.submitted", run.run, job, request.key, request.queue)
     _wake(tx, request.queue, run)
     return wire.JobView(job=job, state="ready")
@@ -303,12 +303,14 @@ def tidy(tx: Tx, run: str, many: int) -> int:
     """
     rows = tx.all(
         "DELETE FROM jobs WHERE job IN (SELECT job FROM jobs WHERE run = :run LIMIT :many)"
-        " RETURNING space, queue, state, needs",
+        " RETURNING queue, state, needs",
         run=run,
         many=many,
     )
-    for space, queue, state, _ in rows:
-        jobs.count(tx, space, queue, state, None)
+    for queue, state, _ in rows:
+        jobs.count(tx, run, queue, state, None)
+    if len(rows) < many:
+        tx.run("DELETE FROM job_counts WHERE run = :run", run=run)
     for number in {number for *_, number in rows}:
         needs.forget(tx, number)
     return len(rows)
@@ -448,7 +450,7 @@ def _failed(tx: Tx, job: jobs.Job, reason: str, traceback: str | None = None) ->
 
 
 def _ended(tx: Tx, job: jobs.Job, event: str, **more: object) -> wire.JobView:
-    jobs.count(tx, job.space, job.queue, "running", job.state)
+    jobs.count(tx, job.run, job.queue, "running", job.state)
     view = jobs.view(job)
     tx.answer(jobs.signal(job), view)
     tx.wake(group_line(job.run))

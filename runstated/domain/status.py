@@ -92,7 +92,7 @@ def workers(tx: Tx, limit: int) -> list[tuple[str, str, int, str]]:
 
 
 def queues(tx: Tx, limit: int) -> tuple[wire.QueueView, ...]:
-    """The queues, with how many of their jobs are in which state."""
+    """The queues, with how many of their jobs are in which state: those of active runs."""
     rows = tx.all(
         "SELECT queue, attempts FROM queues WHERE space = :space ORDER BY queue LIMIT :limit",
         space=tx.caller.space,
@@ -100,7 +100,12 @@ def queues(tx: Tx, limit: int) -> tuple[wire.QueueView, ...]:
     )
     counts: dict[str, dict[str, int]] = {}
     for queue, state, jobs in tx.all(
-        "SELECT queue, state, jobs FROM queue_counts WHERE space = :space AND jobs > 0", space=tx.caller.space
+        "SELECT job_counts.queue, job_counts.state, sum(job_counts.jobs) FROM job_counts"
+        " JOIN runs ON runs.run = job_counts.run WHERE runs.space = :space AND runs.state = 'active'"
+        " AND (runs.deadline_ms IS NULL OR runs.deadline_ms > :now) AND job_counts.jobs > 0"
+        " GROUP BY job_counts.queue, job_counts.state",
+        space=tx.caller.space,
+        now=tx.now_ms,
     ):
         counts.setdefault(queue, {})[state] = jobs
     return tuple(

@@ -92,6 +92,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         REPLIES_OF_CALLER,
         once.SCHEMA_TRACEBACK,
         jobs.SCHEMA_TRACEBACK,
+        jobs.SCHEMA_COUNTS,
     ),
 )
 VERSION = len(MIGRATIONS)
@@ -121,7 +122,7 @@ def statements() -> list[str]:
 # rows can be kept in its key's order.
 _SHORT_ROWS = tuple(
     f"CREATE TABLE {table}"
-    for table in ("counters", "replies", "queue_counts", "queue_needs", "units", "arrivals", "once_keys")
+    for table in ("counters", "replies", "queue_counts", "job_counts", "queue_needs", "units", "arrivals", "once_keys")
 )
 
 

@@ -473,7 +473,7 @@ def test_ten_thousand_blocked_jobs_are_not_looked_at(
         " SELECT 'x' || i, 'default', 'q', :run, 'x' || i, 'ready', 1, 1000 + i, '1', 0 FROM n",
         {"jobs": jobs, "run": run},
     )
-    h.connection.execute("UPDATE queue_counts SET jobs = jobs + :jobs WHERE state = 'ready'", {"jobs": jobs})
+    h.connection.execute("UPDATE job_counts SET jobs = jobs + :jobs WHERE state = 'ready'", {"jobs": jobs})
     for number in range(20):
         send(a, run, f"api {number}", of(llm=1))
         send(a, run, f"plain {number}")

@@ -88,7 +88,7 @@ def test_a_queue_belongs_to_its_space(h: Harness, a: Client) -> None:
 def test_send_submits_a_ready_job(h: Harness, a: Client, run: str) -> None:
     job = a.ask(send(run))
     assert (job.state, job.attempt) == ("ready", 0)
-    assert h.counted() == {("default", "q", "ready"): 1}
+    assert h.counted() == {(run, "q", "ready"): 1}
     assert h.events(run) == ["scope.created", "task.submitted"]
 
 
@@ -179,7 +179,7 @@ def test_admit_gives_up_to_the_free_places(h: Harness, a: Client, w: Client, run
         a.ask(send(run, key))
     assert [grant.key for grant in w.ask(admit(run, places=3)).jobs] == ["1", "2", "3"]
     assert [grant.key for grant in w.ask(admit(run, places=3)).jobs] == ["4", "5"]
-    assert h.counted() == {("default", "q", "running"): 5}
+    assert h.counted() == {(run, "q", "running"): 5}
 
 
 def test_admit_waits_until_a_job_is_sent(a: Client, w: Client, run: str) -> None:
@@ -273,7 +273,7 @@ def test_a_repeat_of_admit_gives_the_same_jobs(h: Harness, a: Client, w: Client,
         a.ask(send(run, key))
     asked = w.submit(admit(run, places=2))
     assert asked.repeat().reply == asked.reply
-    assert h.counted() == {("default", "q", "ready"): 1, ("default", "q", "running"): 2}
+    assert h.counted() == {(run, "q", "ready"): 1, (run, "q", "running"): 2}
 
 
 def test_a_repeat_of_an_admit_that_got_nothing_asks_anew(a: Client, w: Client, run: str) -> None:
@@ -308,7 +308,7 @@ def test_complete_ends_the_job_and_answers_all_who_wait_for_it(h: Harness, a: Cl
     assert w.ask(complete(take(w, run), '"r"')) == done
     assert [request.replies for request in waits] == [[done]] * 3
     assert a.ask(wire.QueuesResult(job=job)) == done
-    assert h.counted() == {("default", "q", "succeeded"): 1}
+    assert h.counted() == {(run, "q", "succeeded"): 1}
 
 
 def test_complete_by_the_same_token_again_is_answered_alike(a: Client, w: Client, run: str) -> None:
@@ -382,7 +382,7 @@ def test_a_job_fails_for_good_after_its_queues_attempts(h: Harness, a: Client, w
     failed = wire.JobView(job=job, state="failed", attempt=2, reason="handler_error: E: 2")
     assert w.ask(fail(take(w, run), "E: 2")) == failed
     assert waits.reply == failed
-    assert h.counted() == {("default", "q", "failed"): 1}
+    assert h.counted() == {(run, "q", "failed"): 1}
 
 
 def test_a_failure_that_must_not_be_retried_is_final(a: Client, w: Client, run: str) -> None:
@@ -405,7 +405,7 @@ def test_more_due_jobs_than_one_step_takes_all_become_ready(h: Harness, a: Clien
     for grant in w.ask(admit(run, places=250)).jobs:
         w.ask(fail(grant))
     h.pass_ms(1_000)
-    assert h.counted() == {("default", "q", "ready"): 250}
+    assert h.counted() == {(run, "q", "ready"): 250}
 
 
 def test_the_pause_doubles_from_half_a_second_to_half_a_minute_with_jitter() -> None:

@@ -323,7 +323,7 @@ def test_a_tree_of_100_runs_with_10000_jobs_is_stopped_in_one_batch_and_tidied_i
             " SELECT 'x' || :n || '-' || i, 'default', 'q', :run, i, 'ready', 0, 0, '1', 0 FROM n",
             {"n": number, "run": run},
         )
-    h.connection.execute("INSERT INTO queue_counts VALUES ('default', 'q', 'ready', 10000)")
+        h.connection.execute("INSERT INTO job_counts VALUES (:run, 'q', 'ready', 100)", {"run": run})
     other = h.session("o").ask(wire.RunsJoin(name="other")).run
     a.ask(wire.SlotsAcquire(run=other, pool="gpu", max=1))
     waits, results = [], []

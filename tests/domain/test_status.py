@@ -128,3 +128,24 @@ def test_command_lines_are_shown_to_the_owner_only(h: Harness) -> None:
     a, b = h.session("a"), h.session("b", access=Access(key="k1"))
     assert [worker.command for worker in a.ask(wire.StatusGet()).workers] == ["python x", "python x"]
     assert [worker.command for worker in b.ask(wire.StatusGet()).workers] == ["", ""]
+
+
+def test_jobs_of_a_run_that_is_over_are_not_counted(h: Harness) -> None:
+    a = h.session("a")
+    now = h.clock.wall_ms()
+    stopped, expires, active = (
+        a.ask(wire.RunsJoin(name=name, deadline_ms=deadline)).run
+        for name, deadline in (("stopped", None), ("expires", now + 1_000), ("active", None))
+    )
+    below = a.ask(wire.RunsChild(parent=stopped)).run
+    for run in (stopped, below, expires, active):
+        a.ask(wire.QueuesSend(run=run, queue="q", key="k", input="1", attempts=3))
+    counts = lambda: a.ask(wire.StatusGet()).queues[0].counts  # noqa: E731
+    assert counts() == {"ready": 4}
+    a.ask(wire.RunsEnd(run=stopped, state="stopped"))
+    assert counts() == {"ready": 2}
+    h.clock.pass_ms(1_000)  # the clock says so, before any tick
+    assert counts() == {"ready": 1}
+    h.pass_ms(24 * 3_600_000)
+    assert counts() == {"ready": 1}
+    assert h.rows("SELECT run, jobs FROM job_counts") == [(active, 1)]

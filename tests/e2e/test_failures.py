@@ -222,3 +222,29 @@ def handle(input):
     assert re.fullmatch(r"WARNING queue q: the outcome of job j\S+ \(q:\w+\) is not taken: .* over", holders[1].hear())
     holders[0].say("late")
     assert holders[0].end() == 1  # StoppedError, as a traceback
+
+
+def test_serve_waits_for_what_its_queues_need_and_says_so(
+    rs: Runstate, make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    rs.queue(
+        "late", lambda input: "late", slots="s", limit="l", budget={"name": "b", "reserve": 1, "cost": lambda result: 1}
+    )
+    soon = rs.queue("soon", lambda input: "soon")
+    with serving(rs):
+        assert soon.send(1).result(20) == "soon"  # nobody else waits
+        job = make().queue("late").send(1)  # the queue is there already
+        make().setup(slots={"s": {"max": 1}}, limits={"l": {"max": 1, "per": "day"}}, budgets={"b": {"limit": 5}})
+        assert job.result(20) == "late"
+    said = [record.getMessage() for record in caplog.records if record.name == "runstate.serving"]
+    assert said[0].startswith("queue late: waits for what its jobs need: ")
+    assert said[1:] == ["queue late: what its jobs need is there"]
+    with serving(rs, queues=[rs.queue("never", lambda input: 1, slots="never")]):
+        pass  # it can be stopped
+
+
+def test_more_places_than_the_wire_allows_are_refused(rs: Runstate) -> None:
+    rs.queue("q", boom, concurrency=1_000)
+    for call in (lambda: rs.queue("q", boom, concurrency=1_001), lambda: rs.serve(concurrency=1_001)):
+        with pytest.raises(runstate.ConfigError, match="concurrency"):
+            call()

@@ -486,13 +486,12 @@ def test_a_job_that_reserves_nothing_is_a_config_error(rs: Runstate) -> None:
             call()
 
 
-def test_workers_and_senders_are_told_of_missing_resources(rs: Runstate) -> None:
+def test_senders_are_told_of_missing_resources(rs: Runstate) -> None:
     for options in ({"slots": "no"}, {"limit": "no"}, {"budget": {"name": "no", "reserve": 1}}):
         queue = rs.queue("review", lambda doc: doc, **options)  # type: ignore[arg-type]
-        for call in (lambda queue=queue: queue.send(1), lambda queue=queue: rs.serve(queues=[queue])):
-            with pytest.raises(runstate.RunstateError) as error:
-                call()
-            assert error.value.code == "NOT_FOUND"
+        with pytest.raises(runstate.RunstateError) as error:
+            queue.send(1)
+        assert error.value.code == "NOT_FOUND"
 
 
 # ---------------------------------------------------------------------------------------------------- event loops

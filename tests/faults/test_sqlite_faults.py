@@ -226,7 +226,7 @@ def left(h: Harness) -> dict[str, list[tuple[Any, ...]]]:
         "leases": "kind, subject, session",
         "sessions": "session",
         "events": "type, run",
-        "queue_counts": "queue, state, jobs",
+        "job_counts": "queue, state, jobs",
         "limits": "name, used",
         "units": "pool, units",
         "budgets": "name, spent_minor, reserved_minor",

@@ -44,8 +44,8 @@ def test_a_new_file_gets_the_id_the_version_and_all_tables(connection: sqlite3.C
     assert connection.execute("PRAGMA application_id").fetchone() == (int.from_bytes(b"RUNS", "big"),)
     assert connection.execute("PRAGMA user_version").fetchone() == (schema.VERSION,)
     assert tables(connection) == [
-        "arrivals", "barriers", "budgets", "counters", "events", "jobs", "keys", "leases", "ledger", "limits", "needs",
-        "once_keys", "pools", "queue_counts", "queues", "replies", "reservations", "runs", "sessions", "timers",
+        "arrivals", "barriers", "budgets", "counters", "events", "job_counts", "jobs", "keys", "leases", "ledger",
+        "limits", "needs", "once_keys", "pools", "queues", "replies", "reservations", "runs", "sessions", "timers",
         "units",
     ]  # fmt: skip
 
@@ -238,6 +238,7 @@ def executed() -> set[str]:
     b.ask(wire.BarriersDeclare(run=run, name="b", count=2))
     b.ask(wire.BarriersGet(run=run, name="b"))
     b.ask(wire.BudgetsGet(budget="llm", reservations=9))
+    b.ask(wire.RunsJoin(name="rare", deadline_ms=wire.LATEST_MS))
     b.ask(wire.RunsChild(parent=run, keep=True))
     held = b.ask(wire.SlotsAcquire(run=run, pool="circle", max=1)).token
     group = b.ask(
