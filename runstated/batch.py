@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from runstate import wire
-from runstated import circles, counters, dispatch, faults, replies
+from runstated import circles, counters, dispatch, faults, replies, tickets
 from runstated.clock import Clock
 from runstated.domain import keys, leases, queues, runs, sessions
 from runstated.lines import Memory
@@ -327,7 +327,7 @@ class Executor:
             memory.suspects.update(dict.fromkeys(call.stands))
         memory.park(call)
         behind = tuple(hold.token for hold in memory.holders(call)[:BEHIND_MAX])
-        memory.pushes.append((call.session, wire.Parked(call=call.request_id, ticket=call.ticket, behind=behind)))
+        memory.pushes.append((call.session, tickets.parked(memory.counters, call, behind)))
 
     def _late(self, tx: Tx, call: Call) -> None:
         """The time of its wait is over."""

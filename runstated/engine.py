@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from runstate import wire
-from runstated import counters, dispatch, faults, loading
+from runstated import counters, dispatch, faults, loading, tickets
 from runstated.arrivals import Arrivals
 from runstated.batch import Acked, Ask, Cancelled, Entry, Executor, Lost, Nested, Tick
 from runstated.cache import Cache
@@ -110,6 +110,7 @@ class Engine:
         connection.execute("BEGIN IMMEDIATE")
         self._epoch = memory.count(EPOCH)
         self.batch = memory.count(BATCH)
+        tickets.make_secret(memory)
         counters.write(connection, memory)
         connection.execute("COMMIT")
         memory.counters_changed.clear()
@@ -153,7 +154,9 @@ class Engine:
         self._tickets += 1
         ticket = (self._epoch << EPOCH_BITS) + self._tickets
         if isinstance(request, wire.WaitingRequest) and request.again and request.ticket:
-            ticket = min(ticket, request.ticket)
+            known = tickets.proof(self.memory.counters[tickets.SECRET], (session, request_id), request, request.ticket)
+            if request.proof == known:
+                ticket = min(ticket, request.ticket)
         ask = Ask(session, access, request_id, request, ticket, self.clock.lease_ms())
         if self._arrivals.is_gate_closed and isinstance(request, wire.WaitingRequest):
             self._arrivals.hold_back(ask)

@@ -50,7 +50,7 @@ def keep(tx: Tx, key: CallKey, request: wire.Request[Any], reply: wire.Reply) ->
         " VALUES (:session, :request, :fingerprint, :reply, :until, :bytes) ON CONFLICT (session, request) DO NOTHING",
         session=leases.caller_of(key[0]) if request.keep else key[0],
         request=key[1],
-        fingerprint=_fingerprint(key, request),
+        fingerprint=fingerprint(key, request),
         reply=text,
         until=until_ms,
         bytes=len(text),
@@ -118,7 +118,7 @@ def kept(tx: Tx, key: CallKey, request: wire.Request[Any]) -> wire.Reply | None:
     )
     if row is None:
         return None
-    if row[0] != _fingerprint(key, request):
+    if row[0] != fingerprint(key, request):
         raise OtherRequest
     reply: wire.Reply = _from_text(row[1])
     return reply
@@ -134,11 +134,13 @@ def forget(tx: Tx, session: str, request_ids: tuple[int, ...]) -> None:
         )
 
 
-def _fingerprint(key: CallKey, request: wire.Request[Any]) -> str:
+def fingerprint(key: CallKey, request: wire.Request[Any]) -> str:
     """Tells two requests apart, whatever a repeat says of the time that is left and of what is held around it."""
     session = key[0].encode() if request.keep else b""
     if isinstance(request, wire.WaitingRequest):
-        request = msgspec.structs.replace(request, again=False, wait_ms=None, ticket=0, within=(), inherited=())
+        request = msgspec.structs.replace(
+            request, again=False, wait_ms=None, ticket=0, proof=0, within=(), inherited=()
+        )
     elif request.again:
         request = msgspec.structs.replace(request, again=False)
     return f"{zlib.crc32(session + wire.encode(request)):08x}"

@@ -42,6 +42,7 @@ class Call:
         "blocking",
         "error",
         "loop",
+        "proof",
         "request",
         "request_id",
         "ticket",
@@ -59,7 +60,7 @@ class Call:
         self.request = request
         self.loop = loop  # the loop whose task waits for the answer or, of a blocking call, that runs in its thread
         self.blocking = False
-        self.ticket = 0
+        self.ticket = self.proof = 0
         self.again = False
         self.until: float | None = None  # by awake.now_s()
         if isinstance(request, wire.WaitingRequest) and request.wait_ms:
@@ -75,7 +76,7 @@ class Call:
         if self.again:
             changes: dict[str, Any] = {"again": True}
             if isinstance(request, wire.WaitingRequest):
-                changes["ticket"] = self.ticket
+                changes |= {"ticket": self.ticket, "proof": self.proof}
                 if self.until is not None:
                     changes["wait_ms"] = max(1, int((self.until - awake.now_s()) * 1000))
             request = msgspec.structs.replace(request, **changes)

@@ -174,7 +174,7 @@ class Connection:
         self._check()
         call = Call(next(self._ids) if before is None else before.request_id, request, wake, loop)
         if before is not None:
-            call.again, call.ticket, call.until = True, before.ticket, before.until
+            call.again, call.ticket, call.proof, call.until = True, before.ticket, before.proof, before.until
         if isinstance(request, wire.WaitingRequest) and request.inherited:
             self._nesting.watch(call)
         return call

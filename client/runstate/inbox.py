@@ -175,7 +175,7 @@ class Inbox:
         call = self.calls.get(push.call)
         if call is None:
             return
-        call.ticket = push.ticket
+        call.ticket, call.proof = push.ticket, push.proof
         if not call.blocking or call.loop is None:
             return
         request = call.request

@@ -91,6 +91,7 @@ class WaitingRequest(Request[R_co], Generic[R_co], kw_only=True, omit_defaults=T
     within: Around = ()
     inherited: Around = ()
     ticket: Number = 0  # the arrival number it was given when it was parked, on a repeat
+    proof: Number = 0  # what came with it
 
 
 class Reply(Struct, tag_field="reply", kw_only=True, omit_defaults=True, frozen=True):
@@ -121,11 +122,12 @@ class Error(Reply, tag="error", frozen=True):
 
 
 class Parked(Push, tag="parked", frozen=True):
-    """The call ``call`` waits. ``ticket`` is its arrival number, to be sent with a repeat after a lost connection;
+    """The call ``call`` waits. ``ticket`` is its arrival number, for a repeat after a lost connection, with ``proof``;
     ``behind`` names the tokens (at most 16) that hold what it waits for."""
 
     call: int
     ticket: int
+    proof: int = 0
     behind: tuple[int, ...] = ()
 
 

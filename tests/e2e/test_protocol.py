@@ -152,7 +152,7 @@ class Client:
             else:
                 self.pushes.append(message)
                 if message.get("push") == "parked" and message["call"] in self.open:
-                    self.open[message["call"]]["ticket"] = message["ticket"]
+                    self.open[message["call"]] |= {"ticket": message["ticket"], "proof": message.get("proof", 0)}
         return bool(data)
 
     def read_to_the_end(self) -> None:

@@ -17,7 +17,7 @@ from runstated import batch, dispatch, engine
 from runstated.batch import Ask, Away, Ended, Executor, Opened
 from runstated.cache import Cache
 from runstated.domain import sessions
-from runstated.store.tx import Tx
+from runstated.store.tx import Access, Tx
 from runstated.waits import Settled
 from tests.clock import ManualClock
 from tests.daemons import PATIENCE_S
@@ -351,20 +351,25 @@ def test_after_a_restart_lines_are_formed_by_the_old_arrival_numbers(tmp_path: P
                 await it.session(name)
             run = await it.run_id()
             token = (await it.ask("a", acquire(run))).token
-            for name in "bc":
-                it.submit(name, acquire(run))
+            waits = {name: it.submit(name, acquire(run)) for name in "bc"}
             await it.engine.settle()
-            tickets = {name: it.told(name, wire.Parked)[0].ticket for name in "bc"}
+            parked = {name: it.told(name, wire.Parked)[0] for name in "bc"}
         async with life(tmp_path / "db") as it:
             it.engine.hold_back()
             for name in "abc":
                 await it.session(name)
             await it.session("new")
-            new = it.submit("new", acquire(run))
-            second = it.submit("c", acquire(run, again=True, ticket=tickets["c"]))
+            new = it.submit("new", acquire(run, again=True, ticket=1, proof=parked["b"].proof))
+
+            def repeat(name: str) -> tuple[str, int]:
+                again = acquire(run, again=True, ticket=parked[name].ticket, proof=parked[name].proof)
+                it.engine.ask(name, Access(), waits[name][1], again)
+                return waits[name]
+
+            second = repeat("c")
             gone = it.submit("new", acquire(run))
             it.engine.cancel(*gone)
-            first = it.submit("b", acquire(run, again=True, ticket=tickets["b"]))
+            first = repeat("b")
             await it.ask("a", wire.RunsJoin(name="who does not wait passes"))
             assert not it.engine.memory.calls
             await it.ask("a", wire.Release(token=token))
