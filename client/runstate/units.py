@@ -1,11 +1,11 @@
 """Durations, windows, leases, amounts, names and whole numbers: what users write, checked and in one unit.
 
-    "500ms" 30 "10m"   -> seconds()       float seconds, never negative, always finite
+    "500ms" 30 "10m"   -> seconds()       float seconds, never negative, always finite; also of a timedelta, a Decimal
                        -> milliseconds()  int, half up, at most 100 years
                        -> whole_seconds() int, rounded up (durable sleeps)
     "minute" "90s"     -> per_seconds()   int, 1 to 86400
     "30s" 5.5          -> lease_seconds() int, half up, then pulled into 5 to 600; never refused for its size
-    0.40 "12.5"        -> minor()         int minor units at a scale; from_minor() is the way back
+    0.40 "12.5"        -> minor()         int minor units at a scale, also of a Decimal; from_minor() is the way back
 
 Everything refused is a ConfigError that says what was given, for what, and what to write. bool is never a number here.
 The rules are those of the hosted SDK, proved by tests/golden/units.json. Pure: no clock, no I/O.
@@ -15,13 +15,18 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Union
+import sys
+from typing import TYPE_CHECKING, TypeGuard, Union
 
 from .errors import ConfigError
 
+if TYPE_CHECKING:
+    from datetime import timedelta
+    from decimal import Decimal
+
 # Union, not |: these names are public and are used at run time on 3.10.
-Amount = Union[int, float, str]  # noqa: UP007
-Duration = Union[int, float, str]  # noqa: UP007
+Amount = Union[int, float, str, "Decimal"]
+Duration = Union[int, float, str, "timedelta", "Decimal"]
 Per = Union[int, float, str]  # noqa: UP007
 
 UNIT_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -45,13 +50,15 @@ SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def seconds(duration: object, what: str = "duration") -> float:
-    """A duration in seconds: a finite number >= 0, or digits and one of ms, s, m, h, d (`"1.5h"`, `" 30 s "`).
+    """A duration in seconds: a finite number >= 0, a timedelta, or digits and ms, s, m, h or d (`"1.5h"`, `" 30 s "`).
 
     One number and one unit only: `"1h30m"`, `"10S"`, `"1e3s"` and `"-1s"` are a ConfigError.
     """
     if isinstance(duration, str):
         found = _DURATION.fullmatch(duration)
         value = float(found[1]) * UNIT_SECONDS[found[2]] if found else math.nan
+    elif _is_timedelta(duration):
+        value = duration.total_seconds()
     else:
         value = _float(duration)
     if math.isfinite(value) and value >= 0:
@@ -101,21 +108,20 @@ def minor(amount: object, scale: int, what: str = "amount") -> int:
 
     A string is exact: `digits[.digits]`, spaces around it allowed, and more places than the scale (zeros aside) are a
     ConfigError. A number counts as its shortest decimal form and is rounded half up, so that float noise such as
-    0.1 + 0.2 does no harm. Whole numbers beyond 2^53 count as doubles, which is all that other languages can send.
+    0.1 + 0.2 does no harm; a Decimal is rounded half up, too. Whole numbers beyond 2^53 count as doubles, which is all
+    that other languages can send.
     """
     if isinstance(amount, str):
         return _minor_of_text(amount, scale, what)
+    if _is_decimal(amount):
+        return _minor_of_decimal(amount, scale, what)
     value = _float(amount)
     if not math.isfinite(value) or value < 0:
         raise _bad_amount(amount, what)
     if isinstance(amount, int) and amount <= WHOLE_MAX:
         return int(amount) * _power(scale)
     digits, exponent = decimal_parts(abs(value))
-    shift = exponent + scale
-    if shift >= 0:
-        return int(digits) * _power(shift)
-    unit = _power(-shift)
-    return (int(digits) * 2 + unit) // (unit * 2)
+    return _rounded(digits, exponent + scale)
 
 
 def from_minor(minor_units: int | str, scale: int) -> str:
@@ -176,11 +182,11 @@ def decimal_parts(value: float) -> tuple[str, int]:
 
 def _float(value: object) -> float:
     """A number as a float; nan, which every caller refuses, where it is none or too large."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not (isinstance(value, (int, float)) or _is_decimal(value)):
         return math.nan
     try:
         return float(value)
-    except OverflowError:
+    except (OverflowError, ValueError):  # too large; a signalling nan
         return math.nan
 
 
@@ -193,6 +199,38 @@ def _half_up(value: float) -> int:
 def _power(exponent: int) -> int:
     result: int = 10**exponent  # typed as Any, because a negative exponent would give a float
     return result
+
+
+# Nobody has one of these before its module is imported, so we need not import it: that takes longer than this package.
+
+
+def _is_decimal(value: object) -> TypeGuard[Decimal]:
+    module = sys.modules.get("decimal")
+    return module is not None and isinstance(value, module.Decimal)
+
+
+def _is_timedelta(value: object) -> TypeGuard[timedelta]:
+    module = sys.modules.get("datetime")
+    return module is not None and isinstance(value, module.timedelta)
+
+
+def _rounded(digits: str, shift: int) -> int:
+    """A whole number of digits times a power of ten, rounded half up."""
+    if shift >= 0:
+        return int(digits) * _power(shift)
+    unit = _power(-shift)
+    return (int(digits) * 2 + unit) // (unit * 2)
+
+
+def _minor_of_decimal(amount: Decimal, scale: int, what: str) -> int:
+    if not amount.is_finite() or amount < 0 or amount.adjusted() > AMOUNT_LENGTH_MAX:
+        raise _bad_amount(amount, what)
+    if amount.adjusted() + scale < -1:
+        return 0  # less than a tenth of a unit, however many places it has
+    _, digits, exponent = amount.as_tuple()
+    if len(digits) > AMOUNT_LENGTH_MAX or not isinstance(exponent, int):
+        raise _bad_amount(amount, what)
+    return _rounded("".join(map(str, digits)), exponent + scale)
 
 
 def _minor_of_text(amount: str, scale: int, what: str) -> int:

@@ -4,6 +4,7 @@ import enum
 import json
 import math
 import pathlib
+from datetime import timedelta
 from decimal import ROUND_HALF_UP, Decimal, localcontext
 
 import pytest
@@ -18,7 +19,7 @@ YEAR = 365 * 86_400
 
 scales = st.integers(0, units.SCALE_MAX)
 not_numbers = st.sampled_from(
-    [True, False, None, [], {}, b"1s", 1j, Decimal(1), math.nan, math.inf, -math.inf, -1, -0.1]
+    [True, False, None, [], {}, b"1s", 1j, math.nan, math.inf, -math.inf, -1, -0.1, Decimal("nan"), Decimal("1e500")]
 )
 
 
@@ -154,6 +155,38 @@ def test_a_float_amount_is_its_shortest_decimal_form_rounded_half_up(value, scal
         context.prec = 400
         expected = (Decimal(repr(value)) * 10**scale).to_integral_value(ROUND_HALF_UP)
     assert units.minor(value, scale) == int(expected)
+
+
+@given(st.decimals(0, 10**100, allow_nan=False), scales)
+def test_a_decimal_amount_is_rounded_half_up(value, scale):
+    with localcontext() as context:
+        context.prec = 400
+        expected = (value * 10**scale).to_integral_value(ROUND_HALF_UP)
+    assert units.minor(value, scale) == int(expected)
+
+
+@pytest.mark.parametrize("value", ["0.4e-999999999", "1e-999999999", "0e-999999999"])
+def test_a_decimal_far_below_the_smallest_unit_is_nothing(value):
+    assert units.minor(Decimal(value), 2) == 0
+
+
+@pytest.mark.parametrize("value", ["1e999999999", "0." + "1" * 401, "snan", "-1"])
+def test_a_decimal_that_is_no_amount_is_refused(value):
+    with pytest.raises(ConfigError, match="amount is"):
+        units.minor(Decimal(value), 2)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(timedelta(minutes=1, milliseconds=500), 60.5), (timedelta(0), 0), (Decimal("1.5"), 1.5)],
+)
+def test_a_duration_may_be_a_timedelta_or_a_decimal(value, expected):
+    assert units.seconds(value) == expected
+
+
+def test_a_duration_before_now_is_refused():
+    with pytest.raises(ConfigError, match="duration is"):
+        units.seconds(timedelta(seconds=-1))
 
 
 @given(st.integers(0, 2**53), scales)
