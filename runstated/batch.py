@@ -204,7 +204,7 @@ class Executor:
         memory.overtaken.clear()
         memory.suspects.clear()
         if isinstance(entry, Ask):
-            self._guarded(tx, entry.key, lambda: self._ask(tx, entry))
+            self._guarded(tx, replies.refusable(entry.key, entry.request), lambda: self._ask(tx, entry))
         elif isinstance(entry, Tick):
             self._tick(tx)
         elif isinstance(entry, Reread):

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from runstate import wire
-from runstated import counters, dispatch, faults, loading, tickets
+from runstated import counters, dispatch, faults, loading, replies, tickets
 from runstated.arrivals import Arrivals
 from runstated.batch import Acked, Ask, Cancelled, Entry, Executor, Lost, Nested, Tick
 from runstated.cache import Cache
@@ -327,7 +327,7 @@ class Engine:
     def _refuse(self, entries: list[Entry], lost: Lost) -> None:
         error = wire.encode(faults.unavailable(lost.cause, is_known=not lost.in_commit))
         for entry in entries:
-            if isinstance(entry, Ask):
+            if isinstance(entry, Ask) and replies.refusable(entry.key, entry.request):
                 self._send([entry.key], error)
             elif not isinstance(entry, Tick):
                 self._arrivals.keep(entry)

@@ -102,6 +102,12 @@ def _drop_surplus(tx: Tx, caller: str) -> None:
         tx.keeps_for(caller, tx.now_ms + KEPT_MS - oldest[0])
 
 
+def refusable(key: CallKey, request: wire.Request[Any]) -> CallKey | None:
+    """Who can be told to send the request again; None: nobody. What gives something back and wants no answer (id 0) is
+    never refused because the daemon cannot write."""
+    return key if key[1] or not request.gives else None
+
+
 def _without_payload(reply: wire.Reply) -> wire.Reply:
     """What is kept for a day must not be large: a result is where it belongs, and the caller sent it."""
     if isinstance(reply, wire.OnceDone):

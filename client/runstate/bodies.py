@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from .context import enter, leave
 from .loading import load
 from .signals import running_loop
-from .steps import Progress, Run, Streamed, adrive
+from .steps import Progress, Run, Streamed, aask, adrive, ask
 
 if TYPE_CHECKING:
     from .connection import Connection
@@ -37,7 +37,7 @@ def generator(connection: Connect, function: Callable[..., Any], begin: Begin) -
                 step = progress.next()
                 try:
                     if not isinstance(step, Run):
-                        progress.outcome = connection().call(step)
+                        progress.outcome = ask(connection, step)
                         continue
                     body = _inside(step, step.function, *step.args, **step.kwargs)
                     returned = last = sent = None
@@ -82,7 +82,7 @@ def async_generator(connection: Connect, function: Callable[..., Any], begin: Be
                 step = progress.next()
                 try:
                     if not isinstance(step, Run):
-                        progress.outcome = await connection().acall(step)
+                        progress.outcome = await aask(connection, step)
                         continue
                     body = _inside(step, step.function, *step.args, **step.kwargs)
                     last = sent = None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import errors, functions, units
 from .context import current
-from .steps import Run, Steps, Streamed
+from .steps import Deliver, Run, Steps, Streamed
 from .wrapping import wrap
 
 if TYPE_CHECKING:
@@ -97,11 +97,35 @@ def reserve_minor(name: str, reserve: units.Amount, scale: int) -> int:
 def cost_minor(name: str, cost: Callable[[Any], units.Amount], result: Any, scale: int) -> int:
     """What a call cost, in minor units. Raises ConfigError naming ``cost`` when that cannot be said."""
     try:
-        return units.minor(cost(result), scale, "cost")
+        amount = cost(result)
+        minor = units.minor(amount, scale, "cost")
+        if not minor and not isinstance(amount, str) and amount > 0:
+            _warn_of_nothing(name, amount, scale)
+        if minor > units.WHOLE_MAX:
+            raise errors.ConfigError(f"it is {minor} minor units, more than {units.WHOLE_MAX}")
+        return minor
     except Exception as error:
         raise errors.ConfigError(
             f"budget {name}: cost failed with {type(error).__name__}: {error}; the reserve was charged"
         ) from error
+
+
+_warned: set[str] = set()  # budgets
+
+
+def _warn_of_nothing(name: str, amount: units.Amount, scale: int) -> None:
+    """A cost that is rounded to nothing, told once for each budget: no number of such calls ends it."""
+    import logging
+
+    if name not in _warned:
+        _warned.add(name)
+        logging.getLogger(__name__).warning(
+            "budget %s: a cost of %s is less than half of its smallest unit (scale %d) and charges nothing: declare the"
+            " budget with a larger scale",
+            name,
+            amount,
+            scale,
+        )
 
 
 def _call(spec: Budget, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Steps[Any]:
@@ -149,14 +173,10 @@ def _call(spec: Budget, function: Callable[..., Any], args: tuple[Any, ...], kwa
         except errors.ConfigError as error:
             broken = error
     try:
-        yield wire.BudgetsSettle(reservation=reservation, cost_minor=cost, work_key="settle")
-    except errors.RunstateError:
-        hold.release()  # the result counts, whatever becomes of the accounting
-    except BaseException:
-        hold.release()
-        raise
-    else:
-        hold.settle()
+        yield Deliver(wire.BudgetsSettle(reservation=reservation, cost_minor=cost, work_key="settle"), hold)
+    except errors.RunstateError:  # the result counts, whatever becomes of the accounting
+        if not hold.is_owed:
+            hold.settle()  # refused for good: not given back as if nothing had been spent
     if broken is not None:
         raise broken
     return result
@@ -175,14 +195,10 @@ def _scale(spec: Budget) -> Steps[int]:
 
 
 def _void(hold: Hold, reservation: str) -> Steps[None]:
-    """Gives all of a reservation back; it is free when this returns."""
+    """Gives all of a reservation back; it is free when this returns, or as soon as the daemon can write."""
     from . import wire
 
     try:
-        yield wire.BudgetsRelease(reservation=reservation)
-    except BaseException as error:
-        hold.release()
-        if not isinstance(error, errors.RunstateError):
-            raise
-    else:
-        hold.settle()
+        yield Deliver(wire.BudgetsRelease(reservation=reservation), hold, patient=False)
+    except errors.RunstateError:
+        pass

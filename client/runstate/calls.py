@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from math import inf
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
@@ -41,6 +42,7 @@ class Call:
         "answer",
         "blocking",
         "error",
+        "is_offer",
         "loop",
         "proof",
         "request",
@@ -61,6 +63,7 @@ class Call:
         self.loop = loop  # the loop whose task waits for the answer or, of a blocking call, that runs in its thread
         self.blocking = False
         self.ticket = self.proof = 0
+        self.is_offer = False  # of an outcome: nobody's time-out ends it
         self.again = False
         self.until: float | None = None  # by awake.now_s()
         if isinstance(request, wire.WaitingRequest) and request.wait_ms:
@@ -207,11 +210,18 @@ def copied(error: BaseException) -> BaseException:
     return unavailable(error)
 
 
-def pauses_s(retries: int) -> Iterator[float | None]:
-    """The pauses between tries: 0.1 s, doubling up to PAUSE_S_MAX; None after the last."""
+def pauses_s(request: wire.Request[Any], retries: int) -> Iterator[float | None]:
+    """The pauses between tries: 0.1 s, doubling up to PAUSE_S_MAX; None after the last.
+
+    Who waits for jobs has done all that there is to do: a daemon that cannot write now is asked again for as long as
+    the wait may last."""
+    left_s = 0.0
+    if isinstance(request, wire.QueuesResult | wire.GroupsEnded):
+        left_s = inf if request.wait_ms is None else request.wait_ms / 1000
     pause = 0.1
-    for _ in range(retries):
+    while retries > 0 or left_s > 0:
         yield pause
+        retries, left_s = retries - 1, left_s - pause
         pause = min(PAUSE_S_MAX, pause * 2)
     yield None
 

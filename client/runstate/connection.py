@@ -19,18 +19,19 @@ import os
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from . import awake, calls, errors, framing, greeting, threads, wire
-from .calls import Answer, Call, Gate, Timer, future_waker, no_answer, patience, unavailable
+from . import absence, awake, calls, errors, framing, greeting, threads, wire
+from .calls import Answer, Call, Gate, Timer, future_waker, no_answer, patience
 from .everywhere import everywhere
 from .greeting import Address
 from .holds import Heart, Holds
 from .inbox import Inbox, Runs
 from .nesting import Nesting
+from .news import News
+from .outcomes import Outcomes
 from .signals import running_loop
 from .stream import Stream
 
@@ -39,14 +40,12 @@ if TYPE_CHECKING:
     import socket
 
     from .inbox import RunWatch
-    from .signals import Signal
 
 log = logging.getLogger(__name__)
 
 R = TypeVar("R")
 
 THREAD = object()  # the reader thread has the turn
-RECENT_MAX = 256  # one-way messages kept to be sent again on the next connection
 
 
 class Connection:
@@ -61,21 +60,25 @@ class Connection:
         """The state of a session that has not begun: when made, and in a child after fork."""
         self.pid = os.getpid()
         self.session = os.urandom(8).hex()
-        self.holds = Holds()
+        self.holds = Holds(self)
+        self._news = News(self.holds)
         self._lock = threading.RLock()  # never entered twice: see ``_check``
         self._stream: Stream | None = None
         self._was_lost = False  # with something open: worth trying for longer to get it back
+        self._absence = absence.Absence(self.address.is_remote)
         self._turn: object = None
         self._turn_of = 0  # the thread of the caller that has the turn
         self._reader_thread = 0
         self._is_retired = False
-        self._owes = False  # something of ``_recent`` could not be sent
-        self._recent: deque[bytes] = deque(maxlen=RECENT_MAX)
+        self._owes = False  # some of the news could not be sent
         self._ids = itertools.count(1)
         self.runs = Runs()
         self._reader: Gate | None = None  # opened when the reader thread is to take the turn
-        self._heart = Heart(self.holds, self._beat)
-        self._inbox = Inbox(self._lock, self.holds, self.runs, self._start_threads, self._say, self._abandon)
+        self.outcomes = Outcomes(self.holds, self._ids, self._offer, self._read_for, self.address.timeout_s)
+        self._heart = self.outcomes.heart = Heart(self.holds, self._beat, self.outcomes.offer)
+        self._inbox = Inbox(
+            self._lock, self.holds, self.runs, self._news, self._start_threads, self._say, self._abandon
+        )
         self._calls = self._inbox.calls
         self._nesting = Nesting(self._calls, self._nested)
 
@@ -89,7 +92,7 @@ class Connection:
         """
         call: Call | None = None
         try:
-            for pause in calls.pauses_s(self.address.retries):
+            for pause in calls.pauses_s(request, self.address.retries):
                 gate = Gate()
                 call = self._new_call(request, gate.open, running_loop(), call)
                 call.blocking = True
@@ -117,7 +120,7 @@ class Connection:
         loop = asyncio.get_running_loop()
         call: Call | None = None
         try:
-            for pause in calls.pauses_s(self.address.retries):
+            for pause in calls.pauses_s(request, self.address.retries):
                 future: asyncio.Future[None] = loop.create_future()
                 call = self._new_call(request, future_waker(loop, future), loop, call)
                 timer = Timer(loop, patience(call, self.address.timeout_s), partial(self._expire, call))
@@ -137,20 +140,6 @@ class Connection:
                 self._abandon(call)
             raise
         raise AssertionError("the last try returns or raises")
-
-    def call_until(self, request: wire.Request[R], signal: Signal) -> Answer[R] | None:
-        """Like ``call`` without repeats, but gives up when ``signal`` is set: then None."""
-        gate = Gate()
-        call = self._new_call(request, gate.open, None, None)
-        forget = signal.add_callback(gate.open)
-        try:
-            self._start(call)  # not as a blocking one: the reader thread reads, so that the signal can end the wait
-            if not gate.wait(patience(call, self.address.timeout_s)):
-                raise no_answer(request, self.address.timeout_s)
-            return None if signal.is_set() else call.outcome()
-        finally:
-            forget()
-            self._abandon(call)
 
     def watch(self, watch: RunWatch) -> None:
         """``watch.ended`` is called when its run ends, for as long as the object lives."""
@@ -192,6 +181,10 @@ class Connection:
                 code="UNAVAILABLE",
             )
 
+    def _offer(self, call: Call) -> bool:
+        self._check()
+        return self._start(call)
+
     def _start(self, call: Call) -> bool:
         """Registers the call and sends it. True: it is the caller's turn to read."""
         with self._lock:
@@ -201,7 +194,7 @@ class Connection:
             stream = self._stream
             if stream is not None:
                 frame = framing.pack(call.request_id, call.body())
-                if not stream.write(self._with_news(frame) if self._inbox.acks or self.holds.given else frame):
+                if not stream.write(self._news.before(frame) if self._news else frame):
                     self._drop(stream)  # it ended while nobody looked
                     self._was_lost = len(self._calls) > 1 or bool(self.holds)
             if self._turn is None:
@@ -235,7 +228,7 @@ class Connection:
                 self._turn, self._turn_of = None, 0
             in_doubt = isinstance(call.error, errors.UnavailableError) and call.error.may_retry
             if waiting is not None or in_doubt:
-                self._send_news(self._one_way(wire.Cancel(call=call.request_id)))
+                self._send_news(self._news.one_way(wire.Cancel(call=call.request_id)))
             self._wake_if_needed()
 
     def _nested(self, request: wire.Nested) -> None:
@@ -250,22 +243,6 @@ class Connection:
             self._drop(self._stream)
         if self._stream is None:
             self._owes = True
-
-    def _one_way(self, request: wire.Request[Any]) -> bytes:
-        """The frame of a message that wants no answer. Nobody says that it arrived, and a second one does no harm: so
-        it is kept, to be sent again on the next connection."""
-        frame = framing.pack(0, wire.encode(request))
-        self._recent.append(frame)
-        return frame
-
-    def _with_news(self, frame: bytes) -> bytes:
-        """Puts before a frame what the daemon should know: kept replies that arrived, tokens given back."""
-        if self._inbox.acks:
-            acks, self._inbox.acks = self._inbox.acks, []
-            frame = calls.acks(acks) + frame
-        for token in self.holds.take_given():
-            frame = self._one_way(wire.Release(token=token)) + frame
-        return frame
 
     # ------------------------------------------------------------------ who reads
 
@@ -347,9 +324,14 @@ class Connection:
         return gate, why_not
 
     def _live(self, gate: Gate) -> None:
-        """The reader thread."""
+        """The reader thread. While something is held it looks again and again for a daemon that is away."""
         self._reader_thread = threading.get_ident()
-        while gate.wait(None) and self._is_reader(gate):
+        pause: float | None = None
+        while True:
+            gate.wait(None if pause is None else awake.Patience(pause))
+            pause = None
+            if not self._is_reader(gate):
+                return
             try:
                 while self._is_needed():
                     self._read_on(self._stream or self._connect())
@@ -357,6 +339,7 @@ class Connection:
                 self._give_up(error)
                 if not isinstance(error, Exception):
                     raise
+                pause = absence.LOOK_S if self.holds else None
 
     def _is_reader(self, gate: Gate) -> bool:
         with self._lock:  # until whoever wakes us is through with it, or was interrupted in it
@@ -366,8 +349,12 @@ class Connection:
             return self._reader is gate
 
     def _is_needed(self) -> bool:
-        """Whether the reader thread has something to read for; if not, its turn is over."""
+        """Whether it is the reader thread's turn, and it has something to read for; if not, its turn is over."""
         with self._lock:
+            if self._turn is None and self.holds:
+                self._turn = THREAD
+            if self._turn is not THREAD:
+                return False
             if self._calls or self.holds or self.runs.owned or self._owes:
                 return True
             self._turn = None
@@ -397,6 +384,7 @@ class Connection:
             self._greet,
             is_wanted=lambda: bool(self._calls or self.holds.live()),
             was_there=lambda: self._was_lost,
+            may_start=lambda: self._absence.may_start(list(self._calls.values()), is_holding=bool(self.holds.live())),
         )
 
     def _greet(self, connected: socket.socket, deadline: float) -> Stream:
@@ -409,10 +397,11 @@ class Connection:
             stream = self._stream = Stream(connected, splitter, self._lock)
             was_lost = self._was_lost
             self._was_lost = self._owes = False
-            self.holds.wake()
+            self._absence.is_over()
+            self.outcomes.hurry()
             open_calls = [call for _, call in sorted(self._calls.items()) if not call.done]
-            again = b"".join([*self._recent, *(framing.pack(call.request_id, call.body()) for call in open_calls)])
-            stream.write(self._with_news(again + calls.beats(self.holds.tokens())))
+            again = self._news.recent() + b"".join(framing.pack(call.request_id, call.body()) for call in open_calls)
+            stream.write(self._news.before(again + calls.beats(self.holds.tokens())))
         if was_lost:
             log.warning("the connection to runstated was lost; it is back")
         for ended in welcome.ended:
@@ -428,29 +417,32 @@ class Connection:
 
     def _drop(self, stream: Stream) -> None:
         self._stream = None
+        self._absence.begins()
         stream.close()
 
     def _give_up(self, error: BaseException) -> None:
-        """The daemon cannot be reached: every open call fails, every hold counts as lost."""
+        """The daemon cannot be reached: every open call fails. What is held stays held."""
         with self._lock:
             if self._stream is not None:
                 self._drop(self._stream)
             self._turn, self._turn_of = None, 0
             self._was_lost = self._owes = False
         self._inbox.fail(error)
-        for hold in self.holds.live():
-            log.warning("lost the hold %d in the run %s: %s", hold.token, hold.run, error)
-            hold.lose(unavailable(error))
+        self._absence.befalls(self.holds.live(), error)
 
     # ------------------------------------------------------------------ heartbeat
 
     def _beat(self, tokens: tuple[int, ...]) -> None:
         """Sends a beat for the tokens (none: only what else there is to say)."""
         with self._lock:
-            news = self._with_news(calls.beats(tokens))
-            if news:
-                self._send_news(news)
-                self._wake_if_needed()
+            beat = calls.beats(tokens)
+            if not (beat or self._news):
+                return
+            if self._stream is None:
+                self._owes = True  # the next connection takes it along
+            else:
+                self._send_news(self._news.before(beat))
+            self._wake_if_needed()
 
     def _start_threads(self) -> str:
         """Makes sure that what is held is renewed, and that its loss is heard of; why not, where no thread is to be
@@ -461,21 +453,28 @@ class Connection:
     def _say(self, *requests: wire.Request[Any]) -> None:
         """Sends what wants no answer, with all else that is to be said."""
         with self._lock:
-            self._send_news(self._with_news(b"".join(map(self._one_way, requests))))
+            self._send_news(self._news.before(b"".join(map(self._news.one_way, requests))))
 
     # ------------------------------------------------------------------ the end
 
     def retire(self) -> None:
         """Its clients are gone: the session ends, as soon as nothing in it is open."""
         self._is_retired = True
-        if not self._calls and not self.holds:
+        if not self._calls and not self.holds and not self.outcomes:
             self.close()
 
     def close(self) -> None:
-        """Ends the session in good order, without waiting and without a lock: also at exit, also in a finaliser."""
+        """Ends the session in good order, without waiting and without a lock: also at exit, also in a finaliser.
+
+        While an outcome is owed there is no good order: to give its hold back would say that nothing was done or spent.
+        So only what else is held is given back, and the daemon sees a process die.
+        """
         stream = self._stream
         if stream is not None and self.pid == os.getpid():
-            stream.write_now(framing.pack(0, wire.encode(wire.Bye())))
+            last: list[wire.Request[Any]] = [wire.Bye()]
+            if self.outcomes:
+                last = [wire.Release(token=hold.token) for hold in self.holds.live() if not hold.is_owed]
+            stream.write_now(b"".join(framing.pack(0, wire.encode(request)) for request in last))
             if self._turn is None:  # nobody reads, so nobody would see its end
                 self._stream = None
                 stream.close()

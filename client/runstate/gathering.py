@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import awake, errors, functions, keys, payloads, units
 from .context import inherited, within
-from .steps import Run, Steps
+from .steps import Deliver, Run, Steps
 
 if TYPE_CHECKING:
     from . import wire
@@ -110,9 +110,9 @@ def _end(run: str) -> Steps[None]:
     from . import wire
 
     try:
-        yield wire.RunsEnd(run=run, state="stopped")
+        yield Deliver(wire.RunsEnd(run=run, state="stopped"), None, patient=False)
     except errors.RunstateError:
-        pass  # the group ends with our session, or has ended with its run
+        pass  # it is told later, or the group has ended with its run
 
 
 def _check_accept(accept: object) -> None:

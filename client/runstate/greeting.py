@@ -36,6 +36,10 @@ class Address:
     timeout_s: float
     retries: int
 
+    @property
+    def is_remote(self) -> bool:
+        return self.url is not None and not self.url.startswith("unix://")
+
 
 def reach(
     address: Address,
@@ -43,9 +47,10 @@ def reach(
     *,
     is_wanted: Callable[[], bool],
     was_there: Callable[[], bool],
+    may_start: Callable[[], bool],
 ) -> S:
     """What ``greet`` makes of a connected socket. Raises RunstateError: at once where the daemon was not there a moment
-    ago, else after ``timeout``. The daemon is started only if it is wanted."""
+    ago, else after ``timeout``. That begins when it is wanted first."""
     deadline = time.monotonic() + address.timeout_s
     pause = RETRY_S_MIN
     wanted = slept = False
@@ -54,7 +59,7 @@ def reach(
             wanted, deadline = True, time.monotonic() + address.timeout_s
         connected: socket.socket | None = None
         try:
-            connected = dial(address, deadline, may_start=wanted)
+            connected = dial(address, deadline, may_start=may_start())
             return greet(connected, deadline)
         except (errors.UnavailableError, OSError) as error:
             if connected is not None:

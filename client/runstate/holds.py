@@ -24,18 +24,21 @@ from .signals import Signal
 if TYPE_CHECKING:
     import asyncio
 
+    from .connection import Connection
     from .errors import RunstateError
 
 
 class Hold:
     """What this process holds under a token. ``signal`` is set when it is lost, with the error as reason."""
 
-    __slots__ = ("__weakref__", "_holds", "lease_ms", "loop", "pid", "run", "signal", "token")
+    __slots__ = ("__weakref__", "_holds", "is_owed", "lease_ms", "loop", "pid", "run", "session", "signal", "token")
 
     def __init__(
         self, holds: Holds, token: int, run: str | None, lease_ms: int, loop: asyncio.AbstractEventLoop | None
     ) -> None:
         self._holds: Holds | None = None
+        self.session = holds.session
+        self.is_owed = False  # its outcome is on its way, and ends it
         self.token = token
         self.run = run
         self.lease_ms = lease_ms
@@ -51,7 +54,10 @@ class Hold:
             holds.forget(self.token)
 
     def release(self) -> None:
-        """Gives it back, without an outcome and without waiting. Does nothing when it has ended already."""
+        """Gives it back, without an outcome and without waiting. Does nothing when it has ended already, or when its
+        outcome is owed."""
+        if self.is_owed:
+            return
         holds, self._holds = self._holds, None
         if holds is not None:
             holds.forget(self.token)
@@ -93,11 +99,13 @@ class Bell:
 class Holds:
     """All holds of one session."""
 
-    def __init__(self) -> None:
+    def __init__(self, session: Connection | None = None) -> None:
+        self.session = session
         self.given: deque[int] = deque()  # tokens to give back with the next frame
         self._live: dict[int, weakref.ref[Hold]] = {}
         self._changed = Bell()
-        self._next_beat = 0.0  # when the heartbeat looks again by itself; infinity while nothing is held
+        self._beaten: float | None = None  # when the heartbeat last beat, or began to; None while nothing is held
+        self._next_beat = 0.0  # when it is due again; infinity while nothing is held
 
     def add(self, token: int, run: str | None, lease_ms: int, loop: asyncio.AbstractEventLoop | None) -> Hold:
         hold = self.get(token)
@@ -140,13 +148,24 @@ class Holds:
             tokens.append(token)
         return tokens
 
-    def wait(self) -> bool:
-        """For the heartbeat: waits until the next beat is due, or until something changed. True: it is due."""
+    def wait(self, until: float = inf) -> bool:
+        """For the heartbeat: waits until the next beat is due, until something changed, or until ``until``. True: a
+        beat is due."""
         self._next_beat = inf  # first: a hold that is added from here on wakes us
+        now = time.monotonic()
         shortest_s = min((hold.lease_ms / 3000 for hold in self.live()), default=None)
-        if shortest_s is not None:
-            self._next_beat = time.monotonic() + shortest_s
-        return not self._changed.wait(shortest_s)
+        if shortest_s is None:
+            self._beaten = None
+        else:
+            self._beaten = now if self._beaten is None else self._beaten
+            self._next_beat = self._beaten + shortest_s
+        first = min(self._next_beat, until)
+        self._changed.wait(None if first == inf else max(0.0, first - now))
+        now = time.monotonic()
+        if now < self._next_beat:
+            return False
+        self._beaten = now
+        return True
 
     def wake(self) -> None:
         """For the heartbeat: there is something to send."""
@@ -154,11 +173,14 @@ class Holds:
 
 
 class Heart:
-    """The heartbeat's thread, started with the first hold."""
+    """The heartbeat's thread, started with the first hold. ``offer`` does what else is due; gives the next time."""
 
-    def __init__(self, holds: Holds, beat: Callable[[tuple[int, ...]], None]) -> None:
+    def __init__(
+        self, holds: Holds, beat: Callable[[tuple[int, ...]], None], offer: Callable[[], float] = lambda: inf
+    ) -> None:
         self._holds = holds
         self._beat = beat
+        self._offer = offer
         self._thread: threading.Thread | None = None
 
     def start(self) -> str:
@@ -182,7 +204,7 @@ class Heart:
 
     def _live(self) -> None:
         while self._thread is threading.current_thread():
-            due = self._holds.wait()
+            due = self._holds.wait(self._offer())
             self._beat(self._holds.tokens() if due else ())
 
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     import asyncio
     import threading
 
+    from .news import News
+
 log = logging.getLogger(__name__)
 
 _NO_HOLDS: dict[int, Hold] = {}
@@ -72,24 +74,25 @@ class Runs:
 
 
 class Inbox:
-    """See the module. ``calls``: those that are open, by request id; ``acks``: kept replies that have arrived."""
+    """See the module. ``calls``: those that are open, by request id."""
 
     def __init__(
         self,
         lock: threading.RLock,
         holds: Holds,
         runs: Runs,
+        news: News,
         start_threads: Callable[[], str],
         say: Callable[..., None],
         abandon: Callable[[Call], None],
     ) -> None:
         self.calls: dict[int, Call] = {}
-        self.acks: list[int] = []
         self._lock = lock
         self._holds = holds
         self._runs = runs
         self._start_threads = start_threads
         self._say = say
+        self._news = news
         self._abandon = abandon
 
     def frame(self, request_id: int, body: bytes) -> None:
@@ -106,7 +109,7 @@ class Inbox:
             if call is None:
                 return  # its caller has gone; the daemon was told
             if reply.kept and call.request.replayed and type(reply) not in GRANTING:
-                self.acks.append(request_id)
+                self._news.acks.append(request_id)
         if isinstance(reply, wire.Error):
             call.finish(None, greeting.refused(reply))
             self.calls.pop(request_id, None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from . import errors, units
 from .results import RunEvent, RunState, RunStatus, Waiting, WorkerStatus
@@ -14,6 +14,7 @@ from .steps import Steps, adrive, drive
 if TYPE_CHECKING:
     from . import wire
     from .client import Runstate
+    from .connection import Connection
 
 STATES = {"active": "running"}
 PAGE = 200
@@ -91,7 +92,7 @@ def events(client: Runstate, types: Sequence[str] | None, signal: SupportsIsSet 
         while not watched.is_set():
             try:
                 request = drive(client._connection, feed.wait())
-                if client._connection().call_until(request, watched) is None:
+                if not _comes(client._connection(), request, watched):
                     return
                 page = drive(client._connection, feed.read())
             except errors.RunstateError as error:
@@ -146,3 +147,22 @@ def _event(event: wire.Event) -> RunEvent:
     at = moment(event.at_ms)
     assert at is not None, "every event has a time"
     return RunEvent(str(event.event), event.type, at, event.data)
+
+
+def _comes(connection: Connection, request: wire.Request[Any], signal: Signal) -> bool:
+    """Waits for the answer, without repeats; False when ``signal`` is set first."""
+    from .calls import Gate, no_answer, patience
+
+    gate = Gate()
+    call = connection._new_call(request, gate.open, None, None)
+    forget = signal.add_callback(gate.open)
+    try:
+        connection._start(call)  # not as a blocking one: the reader thread reads, so that the signal can end the wait
+        if not gate.wait(patience(call, connection.address.timeout_s)):
+            raise no_answer(request, connection.address.timeout_s)
+        if not signal.is_set():
+            call.outcome()
+        return not signal.is_set()
+    finally:
+        forget()
+        connection._abandon(call)

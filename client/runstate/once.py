@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import errors, functions, keys, payloads, tracebacks, units, wrapping
 from .context import inherited, within
 from .signals import Combined
-from .steps import Run, Steps
+from .steps import Deliver, Run, Steps
 
 if TYPE_CHECKING:
     from .calls import Answer
@@ -114,26 +113,26 @@ def _work(spec: Once, hold: Hold, run: Run) -> Steps[Any]:
     try:
         result = yield run
     except Exception as error:
-        _check_process(hold)
         yield from _failed(spec, hold, key, error)
         raise
     try:
         text = payloads.encode(f"the result of {spec.name}", result)
     except errors.RunstateError as error:
-        _check_process(hold)
         try:
             yield from _failed(spec, hold, key, error)
         except errors.OnceFailedError:
             pass  # it is the last failure, and its own error says best what is wrong
         raise
     # Anything else is an interrupt: nothing is recorded, ``call`` gives the hold back, the next caller goes on at once.
-    _check_process(hold)
     try:
-        answer = yield wire.OnceComplete(run=hold.run, key=key, token=hold.token, result=text)
+        answer = yield Deliver(wire.OnceComplete(run=hold.run, key=key, token=hold.token, result=text), hold)
     except errors.LeaseLostError as error:
-        hold.settle()
         raise _lost(hold, error) from None
-    hold.settle()
+    except (errors.StoppedError, errors.UnavailableError):
+        raise
+    except errors.RunstateError as error:  # it is refused for good, and counts as a failure
+        yield from _failed(spec, hold, key, error)
+        raise
     return payloads.decode(answer.reply.result)
 
 
@@ -144,38 +143,26 @@ def _failed(spec: Once, hold: Hold, key: str, error: Exception) -> Steps[None]:
 
     assert hold.run is not None, "a once hold belongs to a run"
     text = payloads.error_text(error)
+    request = wire.OnceFail(
+        run=hold.run,
+        key=key,
+        token=hold.token,
+        error=text,
+        attempts=spec.attempts,
+        traceback=tracebacks.text(error),
+    )
     try:
-        answer = yield wire.OnceFail(
-            run=hold.run,
-            key=key,
-            token=hold.token,
-            error=text,
-            attempts=spec.attempts,
-            traceback=tracebacks.text(error),
-        )
+        answer = yield Deliver(request, hold)
     except errors.LeaseLostError as lost:
-        hold.settle()
         raise _lost(hold, lost) from error
     except errors.StoppedError as stopped:
-        hold.settle()
         raise stopped from error
     except errors.RunstateError:
-        return  # the caller's own exception matters more than that it could not be recorded
-    hold.settle()
+        return  # the caller's own exception matters more than that it is not recorded yet
     if answer.reply.failed:
         failed = errors.OnceFailedError(text, answer.reply.attempts)
         failed.traceback = tracebacks.text(error)
         raise failed from error
-
-
-def _check_process(hold: Hold) -> None:
-    """Raises LeaseLostError in a child that was forked inside the function and came back out of it: the work is its
-    parent's, and so is the outcome."""
-    if hold.pid != os.getpid():
-        raise errors.LeaseLostError(
-            f"this process was forked while process {hold.pid} held the work: its outcome does not count",
-            code="LEASE_LOST",
-        )
 
 
 def _lost(hold: Hold, error: errors.LeaseLostError) -> errors.RunstateError:

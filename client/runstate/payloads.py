@@ -17,7 +17,7 @@ def encode(what: str, value: object) -> str:
     longer than 65,536 bytes of UTF-8.
     """
     try:
-        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=_refuse)
         size = len(text) if text.isascii() else len(text.encode())
     except (TypeError, ValueError, RecursionError) as error:  # UnicodeEncodeError (lone surrogates) is a ValueError
         raise errors.ConfigError(f"{what} cannot be written as JSON: {error}; return or send JSON values") from error
@@ -27,6 +27,12 @@ def encode(what: str, value: object) -> str:
             code="RESULT_TOO_LARGE",
         )
     return text
+
+
+def _refuse(value: object) -> object:
+    """What JSON has no word for. Guessing one would give other callers something else than this one returned."""
+    hint = ": use its .model_dump()" if hasattr(value, "model_dump") else ""
+    raise TypeError(f"{type(value).__name__} is not JSON{hint}")
 
 
 _raw_decode = json.JSONDecoder().raw_decode

@@ -25,6 +25,7 @@ from . import awake, errors, failures, payloads, threads, units, wire
 from .context import enter, leave
 from .holds import Hold
 from .queues import ATTEMPTS, PLACES_MAX, Queue
+from .recording import record
 from .results import RunContext, RunInfo
 from .runs import CHILD_NAME
 from .signals import Signal, SupportsIsSet, watching
@@ -212,7 +213,6 @@ class Worker:
     # ------------------------------------------------------------------ one job
 
     async def _handle(self, source: Source, job: wire.JobGrant, hold: Hold) -> None:
-        connection = source.client._connection()
         outcome: wire.Request[wire.JobView]
         queue = source.queue
         if job.reason in TAKEN_OVER:
@@ -232,19 +232,7 @@ class Worker:
             raise
         finally:
             source.give_place()
-        try:
-            await connection.acall(outcome)
-        except (errors.LeaseLostError, errors.StoppedError) as error:
-            failures.not_taken(queue, job, error)
-            hold.settle()  # somebody else has the job now
-        except errors.RunstateError as error:
-            failures.not_taken(queue, job, error)
-            hold.release()
-        except BaseException:
-            hold.release()
-            raise
-        else:
-            hold.settle()
+        await record(source, job, hold, outcome)
 
     async def _outcome(
         self, source: Source, queue: Queue, job: wire.JobGrant, hold: Hold
@@ -266,7 +254,7 @@ class Worker:
         except errors.ResultTooLargeError as error:
             return failures.of_job(queue, job, error, retry=False)
         except errors.ConfigError as error:
-            return failures.of_job(queue, job, error)
+            return failures.of_job(queue, job, error, retry=False)
         try:
             costs = source.costs(job, result)
         except errors.ConfigError as error:

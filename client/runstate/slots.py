@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from . import errors, units
 from .context import Frame, current, enter, inherited, leave, within
 from .signals import Combined
-from .steps import Run, Steps, adrive, drive
+from .steps import Deliver, Run, Steps, adrive, drive
 from .wrapping import wrap
 
 if TYPE_CHECKING:
@@ -133,8 +133,9 @@ class Slots:
         return hold, RunContext(outer.run, signal, outer.attempt, outer.key), signal
 
     def _release(self, hold: Hold, signal: Combined, *, failed: bool) -> Steps[None]:
-        """Gives the units back; they are free when this returns. Raises LeaseLostError when somebody else had got them
-        meanwhile, unless the block has failed with an exception of its own."""
+        """Gives the units back; they are free when this returns, or as soon as the daemon can write. Raises
+        LeaseLostError when somebody else had got them meanwhile, unless the block has failed with an exception of its
+        own."""
         from . import wire
 
         signal.close()
@@ -142,14 +143,9 @@ class Slots:
             return  # in a child that was forked inside the block: the units are its parent's
         lost = hold.signal.reason
         try:
-            answer = yield wire.Release(token=hold.token)
+            answer = yield Deliver(wire.Release(token=hold.token), hold, patient=False)
         except errors.RunstateError:
-            hold.release()
             return
-        except BaseException:
-            hold.release()
-            raise
-        hold.settle()
         if failed:
             return
         if isinstance(lost, errors.LeaseLostError):

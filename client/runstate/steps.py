@@ -1,8 +1,8 @@
 """A verb is written once, as steps: a generator that yields what it needs and is sent what came of it.
 
-It yields a wire request (and is sent an ``Answer``) or a ``Run`` (and is sent what the user's function returned).
-Errors are thrown into it. Drivers run the same steps: ``drive`` in plain code, ``adrive`` in a coroutine, and those of
-bodies.py around a generator of the user's.
+It yields a wire request or a ``Deliver`` (and is sent an ``Answer``) or a ``Run`` (and is sent what the user's function
+returned). Errors are thrown into it. Drivers run the same steps: ``drive`` in plain code, ``adrive`` in a coroutine,
+and those of bodies.py around a generator of the user's.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from .tracebacks import of_user
 if TYPE_CHECKING:
     from . import wire
     from .connection import Connection
+    from .holds import Hold
     from .results import RunContext
 
 T = TypeVar("T")
@@ -49,7 +50,20 @@ class Streamed(NamedTuple):
         return self.last if self.returned is None else self.returned
 
 
-Step: TypeAlias = "wire.Request[Any] | Run"
+class Deliver(NamedTuple):
+    """Offer an outcome until it is taken (see outcomes.py). With ``patient`` its caller waits for that as long as the
+    client's ``timeout`` allows, else for the first offer only; then it gets UnavailableError, and the offers go on.
+
+    ``late`` is called, in any thread, when the first offer was not taken.
+    """
+
+    request: wire.Request[Any]
+    hold: Hold | None
+    patient: bool = True
+    late: Callable[[], object] | None = None
+
+
+Step: TypeAlias = "wire.Request[Any] | Deliver | Run"
 Steps: TypeAlias = Generator[Step, Any, T]
 
 
@@ -114,7 +128,7 @@ def drive(
             step = progress.next()
             try:
                 if not isinstance(step, Run):
-                    progress.outcome = connection().call(step)
+                    progress.outcome = ask(connection, step)
                     continue
                 progress.outcome = _run(step)
                 later = None if go_on is None else go_on(connection, progress, step, progress.outcome)
@@ -141,7 +155,7 @@ async def adrive(connection: Callable[[], Connection], steps: Steps[T] | Progres
         while True:
             step = progress.next()
             try:
-                progress.outcome = await (_arun(step) if isinstance(step, Run) else connection().acall(step))
+                progress.outcome = await (_arun(step) if isinstance(step, Run) else aask(connection, step))
             except BaseException as error:
                 progress.failed(error, step)
     except StopIteration as stop:
@@ -151,6 +165,24 @@ async def adrive(connection: Callable[[], Connection], steps: Steps[T] | Progres
         raise progress.raised(error)  # noqa: B904
     finally:
         progress.close()
+
+
+def ask(connection: Callable[[], Connection], step: wire.Request[Any] | Deliver) -> Any:
+    """The answer to a request or an outcome."""
+    return _session(connection, step).outcomes.deliver(step) if isinstance(step, Deliver) else connection().call(step)
+
+
+async def aask(connection: Callable[[], Connection], step: wire.Request[Any] | Deliver) -> Any:
+    """The same in a coroutine."""
+    return await (
+        _session(connection, step).outcomes.adeliver(step) if isinstance(step, Deliver) else connection().acall(step)
+    )
+
+
+def _session(connection: Callable[[], Connection], step: Deliver) -> Connection:
+    """The session that holds the work: ``configure`` may have begun another one meanwhile."""
+    session = None if step.hold is None else step.hold.session
+    return connection() if session is None else session
 
 
 def _run(step: Run) -> Any:

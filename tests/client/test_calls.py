@@ -100,9 +100,16 @@ def test_what_came_for_a_loop_that_is_closed_is_given_back() -> None:
 
 
 def test_pauses_between_tries_double_up_to_a_bound_however_many_tries_there_are() -> None:
-    assert list(calls.pauses_s(3)) == [0.1, 0.2, 0.4, None]
-    many = list(calls.pauses_s(2_000))
+    ask = wire.RunsGet(run="r")
+    assert list(calls.pauses_s(ask, 3)) == [0.1, 0.2, 0.4, None]
+    many = list(calls.pauses_s(ask, 2_000))
     assert (len(many), many[-2:]) == (2_001, [calls.PAUSE_S_MAX, None])
+
+
+def test_who_waits_for_jobs_tries_for_as_long_as_the_wait_may_last() -> None:
+    assert list(calls.pauses_s(wire.QueuesResult(job="j", wait_ms=1_000), 0)) == [0.1, 0.2, 0.4, 0.8, None]
+    endless = calls.pauses_s(wire.GroupsEnded(run="r"), 0)
+    assert [next(endless) for _ in range(100)][-1] == calls.PAUSE_S_MAX
 
 
 @pytest.mark.parametrize("count", [0, 1, wire.LISTED_MAX, 2 * wire.LISTED_MAX + 1])

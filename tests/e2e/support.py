@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import resource
 import select
 import signal
 import socket
@@ -244,6 +245,24 @@ class Daemon(Home):
 
     def go_on(self) -> None:
         os.kill(self.pid, signal.SIGCONT)
+
+    @contextlib.contextmanager
+    def without_writes(self) -> Iterator[None]:
+        """The daemon can write to no file meanwhile, as on a full disk."""
+        pid = self.pid
+        before = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, before[1]))
+        try:
+            yield
+        finally:
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, before)
+
+    @contextlib.contextmanager
+    def away(self) -> Iterator[None]:
+        """No daemon runs meanwhile."""
+        self.terminate()
+        yield
+        self.start()
 
     def close(self) -> None:
         self.end_programs()

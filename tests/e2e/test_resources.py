@@ -8,6 +8,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -312,6 +313,19 @@ def test_the_scale_of_a_budget_is_asked_for_once(rs: Runstate, make: Make, monke
     assert money(make, "b") == (0, 4_000)
 
 
+def test_a_cost_that_is_rounded_to_nothing_is_told_once(
+    rs: Runstate, make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    for cost in (Decimal("0.00499"), 0, "0.00"):
+        call = rs.budget("small", lambda: 1, reserve="0.40", cost=lambda result, cost=cost: cost, limit=1)
+        call()
+        call()
+    rs.budget("small", lambda: 1, reserve="0.40", cost=lambda result: Decimal("0.005"))()
+    assert money(make, "small") == (0, 1)
+    [record] = caplog.records
+    assert "budget small: a cost of 0.00499 is less than half of its smallest unit (scale 2)" in record.getMessage()
+
+
 BROKEN = [
     lambda result: result["no"],
     lambda result: -1,
@@ -320,6 +334,7 @@ BROKEN = [
     lambda result: None,
     lambda result: True,
     lambda result: float("nan"),
+    lambda result: 2**53,
 ]
 
 

@@ -1,0 +1,194 @@
+"""What came of work is offered until it is recorded: over a disk that is full, and over a daemon that is away."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+import runstate
+from runstate import Runstate, wire
+from tests.e2e.inside import Make, money, pool, serving
+from tests.e2e.support import Daemon, eventually
+
+FAULT_S = 1.5  # longer than a call is repeated
+
+
+@contextlib.contextmanager
+def trouble(daemon: Daemon, how: str) -> Iterator[None]:
+    with daemon.without_writes() if how == "no writes" else daemon.away():
+        yield
+        time.sleep(FAULT_S)
+
+
+both = pytest.mark.parametrize("how", ["no writes", "away"])
+
+
+class Ends:
+    """Functions that begin before the trouble and end in it."""
+
+    def __init__(self) -> None:
+        self.begun = threading.Semaphore(0)
+        self.over = threading.Event()
+        self.runs: list[str] = []
+
+    def __call__(self, what: str) -> str:
+        self.runs.append(what)
+        self.begun.release()
+        assert self.over.wait(30)
+        return what
+
+
+@both
+def test_what_ends_in_trouble_is_recorded_after_it(shared: Daemon, make: Make, how: str) -> None:
+    ends, client = Ends(), make()
+    jobs = client.queue("jobs", ends, attempts=1, concurrency=2, lease="10s")
+
+    async def handle(what: str) -> str:
+        return await asyncio.to_thread(ends, what) + " by a coroutine"
+
+    ajobs = client.queue("ajobs", handle, attempts=1)
+    once = client.once(ends, name="once")
+
+    def fails(what: str) -> None:
+        raise ValueError(ends(what))
+
+    failing = client.once(fails, name="failing", attempts=1)
+    pays = client.budget("money", ends, reserve=5, cost=lambda result: 4, limit=10)
+    wasted = client.budget("money", fails, reserve=2)
+
+    def inside() -> bool:
+        with client.slots("pool", max=1):
+            ends("slots")
+        return True
+
+    def gathers() -> Any:
+        return make().queue("jobs").gather(["gathered"], need=1, timeout="30s")
+
+    with serving(client), ThreadPoolExecutor() as threads:
+        sent = [jobs.send("job"), ajobs.send("ajob")]
+        calls: list[Future[Any]] = [
+            threads.submit(call) for call in (lambda: once("once"), lambda: pays("cost"), inside, gathers)
+        ]
+        failed = [threads.submit(failing, "failing"), threads.submit(wasted, "wasted")]
+        for _ in range(8):
+            assert ends.begun.acquire(timeout=30)
+        with trouble(shared, how):
+            ends.over.set()
+        assert [call.result(30) for call in calls] == ["once", "cost", True, ["gathered"]]
+        assert isinstance(failed[0].exception(30), runstate.OnceFailedError)
+        assert isinstance(failed[1].exception(30), ValueError)
+        assert [job.result("30s") for job in sent] == ["job", "ajob by a coroutine"]
+    assert once("once") == "once"
+    assert sorted(ends.runs) == ["ajob", "cost", "failing", "gathered", "job", "once", "slots", "wasted"]
+    eventually(lambda: money(make, "money") == (0, 400))
+    assert pool(make, "pool").used == 0
+
+
+def test_who_waits_for_jobs_goes_on_while_the_daemon_cannot_write(shared: Daemon, make: Make) -> None:
+    client = make()
+    queue = client.queue("q", lambda n: n, attempts=1)
+    with ThreadPoolExecutor() as threads:
+        job = queue.send(0)
+        with shared.without_writes():
+            with pytest.raises(runstate.UnavailableError):
+                make(retries=0).run("new").run_id()  # from now on all is refused
+            results = [threads.submit(call) for call in (job.result, lambda: job.result("60s"))]
+            time.sleep(FAULT_S)
+            assert not any(result.done() for result in results)
+        with serving(client):
+            assert [result.result(30) for result in results] == [0, 0]
+
+
+@both
+def test_a_caller_whose_time_is_over_goes_on_and_its_outcome_is_recorded_all_the_same(
+    shared: Daemon, make: Make, how: str
+) -> None:
+    ends, client = Ends(), make(timeout="300ms")
+    once = client.once(ends, name="once")
+    pays = client.budget("money", ends, reserve=5, cost=lambda result: 4, limit=10)
+    with ThreadPoolExecutor() as threads:
+        calls = [threads.submit(once, "once"), threads.submit(pays, "cost")]
+        for _ in calls:
+            assert ends.begun.acquire(timeout=30)
+        with trouble(shared, how):
+            ends.over.set()
+            told = calls[0].exception(30)
+            assert isinstance(told, runstate.UnavailableError)
+            assert "is offered again" in told.message
+            assert calls[1].result(30) == "cost", "the result counts"
+    eventually(lambda: money(make, "money") == (0, 400))
+    assert make().once(ends, name="once")("once") == "once"
+    assert ends.runs.count("once") == 1
+
+
+def test_what_a_daemon_cannot_write_down_is_given_back_as_soon_as_it_can(shared: Daemon, make: Make) -> None:
+    """Also without anybody who waits for an answer."""
+    client = make()
+    connection, run = client._connection(), client.run_id()
+    connection.call(wire.SlotsDeclare(pool="pool", max=1))
+    answer = connection.call(wire.SlotsAcquire(run=run, pool="pool", lease_ms=wire.LEASE_MS_MAX))
+    with shared.without_writes():
+        with contextlib.suppress(runstate.UnavailableError):
+            make(timeout="300ms").run("r").run_id()  # it knows by now that it cannot write
+        del answer
+        eventually(lambda: not connection.holds.given, "it was sent")
+    eventually(lambda: connection.call(wire.SlotsGet(pool="pool")).reply.used == 0)
+
+
+def test_a_cost_that_cannot_be_is_charged_as_the_reserve_and_the_result_counts(rs: Runstate, make: Make) -> None:
+    rs.setup(budgets={"money": {"limit": 50, "scale": 9}})
+    runs: list[int] = []
+
+    def handle(n: int) -> int:
+        runs.append(n)
+        return n
+
+    budget = {"name": "money", "reserve": 1, "cost": lambda result: 10_000_000}
+    queue = rs.queue("q", handle, attempts=2, budget=budget)
+    with serving(rs):
+        assert queue.send(1).result("30s") == 1
+    assert runs == [1]
+    assert money(make, "money") == (0, 10**9)
+
+
+class Model:
+    def model_dump(self) -> dict[str, int]:
+        return {"n": 1}
+
+
+@pytest.mark.parametrize(
+    ("result", "said"),
+    [
+        ({1, 2}, "set"),
+        (float("nan"), "JSON"),
+        (Model(), "Model is not JSON: use its .model_dump()"),
+        ("x" * 70_000, "65536 bytes"),
+    ],
+)
+def test_a_result_that_cannot_be_recorded_fails_its_job_at_once(rs: Runstate, result: Any, said: str) -> None:
+    runs: list[int] = []
+
+    def handle(n: int) -> Any:
+        runs.append(n)
+        return result
+
+    queue = rs.queue("q", handle, attempts=5)
+    with serving(rs), pytest.raises(runstate.TaskFailedError, match=said):
+        queue.send(1).result("30s")
+    assert runs == [1]
+
+
+def test_an_outcome_goes_through_the_session_that_holds_the_work(rs: Runstate, make: Make) -> None:
+    def work() -> int:
+        rs.configure(timeout="10s")
+        return 1
+
+    assert rs.once(work)() == 1
+    assert rs.once(work)() == 1
