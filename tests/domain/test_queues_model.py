@@ -140,7 +140,7 @@ class QueuesMachine(RuleBasedStateMachine):
         if reason is not None and job.attempt >= ATTEMPTS[job.queue]:
             job.state, job.reason = "failed", reason
         else:
-            job.state, job.reason = "ready", None
+            job.state, job.reason = "ready", reason
             job.attempt -= reason is None
 
     # ------------------------------------------------------------------ rules
