@@ -278,7 +278,8 @@ def test_an_id_of_another_space_is_one_that_does_not_exist(make: Make) -> None:
         if not is_refused(got):
             world = World()
         got, theirs = world.tried(make, replace(world.own, **{field: getattr(world.theirs, field)}))
-        assert theirs == unknown, field
+        if field != "event":  # a cursor names no event: one beyond all of them is a gap, in whichever space they are
+            assert theirs == unknown, field
         if not is_refused(got):
             world = World()
     world.tried(make, world.theirs)
