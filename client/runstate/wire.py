@@ -684,7 +684,7 @@ class BudgetsGet(Request[BudgetView], tag="budgets.get", frozen=True):
 
 
 class BudgetReserved(Reply, tag="budget.reserved", frozen=True):
-    """The amount is held. It is released when the session or its process ends, or an hour after."""
+    """The amount is held. It is released when the session ends, or in an hour; charged when its process dies."""
 
     kept: ClassVar[bool] = True
     token: int

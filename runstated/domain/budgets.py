@@ -2,14 +2,18 @@
 
     reserve --> active --settle the whole or more-----------------------> settled
                   |  ^ settle a part, keep the rest
-                  |----release, its process died, settle-by passed------> released
+                  |----its process died, its lease lapsed: all of it is charged, until somebody says better
+                  |----release, settle-by passed------------------------> released
 
 What cannot be reserved is refused, never waited for. Each movement is a row of the ledger with the balance after it.
 A cost above the reservation is charged as far as the budget reaches, and ``budget.overrun`` says what was left open.
-Settling is idempotent by reservation and work key. Work that was done is paid, also after its run's end and after its
-reservation was released: so a reservation keeps the session and the proof of its token, which outlive the lease.
+Settling is idempotent by reservation and work key. What was spent is in the ledger; where nobody can know it any more,
+the whole reservation is, and the event ``budget.assumed`` says so. Work that was done is paid, also after its run's end
+and after its reservation was released: so a reservation keeps the session and the proof of its token, which outlive the
+lease.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -58,19 +62,35 @@ CREATE TABLE ledger (
 CREATE UNIQUE INDEX ledger_by_work ON ledger (reservation, work_key) WHERE work_key IS NOT NULL;
 """
 
-# Version 8: the reservations of one budget, latest first; whose a reservation is.
+# Version 8: the reservations of one budget, latest first; whose a reservation is; how much it was, how much of what is
+# charged was assumed, when it has ended.
 SCHEMA_8 = """
 CREATE INDEX reservations_of_budget ON reservations (budget, settle_by_ms);
 ALTER TABLE reservations ADD COLUMN session TEXT NOT NULL DEFAULT '';
 ALTER TABLE reservations ADD COLUMN proof TEXT NOT NULL DEFAULT '';
 UPDATE reservations SET session = coalesce(
     (SELECT leases.session FROM leases WHERE leases.token = reservations.token), '');
+ALTER TABLE reservations ADD COLUMN amount_minor BIGINT NOT NULL DEFAULT 0;
+ALTER TABLE reservations ADD COLUMN assumed_minor BIGINT NOT NULL DEFAULT 0;
+ALTER TABLE reservations ADD COLUMN ended_ms BIGINT;
+DROP INDEX ledger_by_work;
+CREATE UNIQUE INDEX ledger_of_reservation ON ledger (reservation, work_key);
+UPDATE reservations SET amount_minor = coalesce((SELECT -change_minor FROM ledger
+    WHERE ledger.reservation = reservations.reservation AND ledger.kind = 'reserve'), left_minor),
+    ended_ms = CASE WHEN state <> 'active' THEN coalesce((SELECT max(at_ms) FROM ledger
+    WHERE ledger.reservation = reservations.reservation), settle_by_ms) END;
+CREATE INDEX reservations_ended ON reservations (ended_ms) WHERE ended_ms IS NOT NULL;
+DROP INDEX reservations_by_token;
+CREATE INDEX reservations_of_token ON reservations (token);
 """
 
 KIND = "budget"
 RELEASED_IN_ONE_STEP = 100
 
 COLUMNS = "id, name, currency, scale, limit_minor, spent_minor, reserved_minor"
+OF_RESERVATION = (
+    "reservations.reservation, budget, run, token, state, left_minor, charged_minor, amount_minor, assumed_minor"
+)
 
 
 class InsufficientBudget(Refusal):
@@ -98,7 +118,8 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """A row. ``left_minor``: what is still reserved."""
+    """A row. ``left_minor``: what is still reserved, of ``amount_minor``; ``assumed_minor``: what was charged because
+    nobody said what was spent."""
 
     reservation: str
     budget: str
@@ -107,6 +128,8 @@ class Reservation:
     state: str
     left_minor: int
     charged_minor: int
+    amount_minor: int
+    assumed_minor: int
 
 
 def line(budget: str) -> Topic:
@@ -157,6 +180,7 @@ def settle(tx: Tx, request: wire.BudgetsSettle) -> wire.BudgetSettled:
             _check_active(found)
         if not request.overrun and request.cost_minor > found.left_minor:
             raise Conflict(f"{request.cost_minor} exceeds what is reserved: {found.left_minor} minor units")
+        _take_back(tx, found)
         charge(tx, found, request.cost_minor, request.work_key)
     found = _get(tx, request)
     if not request.keep_rest and found.state == "active":
@@ -171,6 +195,7 @@ def void(tx: Tx, request: wire.BudgetsRelease) -> wire.BudgetSettled:
         _check_active(found)
     if found.state == "active":
         release(tx, found)
+    _take_back(tx, found)
     return _settled(tx, request)
 
 
@@ -214,8 +239,8 @@ def hold(tx: Tx, budget: Budget, run: str, token: int, amount: int, length_ms: i
     reservation = tx.new_id("b")
     tx.run(
         "INSERT INTO reservations"
-        " (reservation, budget, run, token, state, left_minor, settle_by_ms, session, proof)"
-        " SELECT :reservation, :budget, :run, token, 'active', :left, :settle_by, session, proof"
+        " (reservation, budget, run, token, state, left_minor, amount_minor, settle_by_ms, session, proof)"
+        " SELECT :reservation, :budget, :run, token, 'active', :left, :left, :settle_by, session, proof"
         " FROM leases WHERE token = :token",
         reservation=reservation,
         budget=budget.id,
@@ -232,11 +257,27 @@ def hold(tx: Tx, budget: Budget, run: str, token: int, amount: int, length_ms: i
 def of_token(tx: Tx, token: int) -> list[Reservation]:
     """The active reservations under a token."""
     rows = tx.all(
-        "SELECT reservation, budget, run, token, state, left_minor, charged_minor FROM reservations"
-        " WHERE token = :token AND state = 'active' ORDER BY reservation",
+        f"SELECT {OF_RESERVATION} FROM reservations WHERE token = :token AND state = 'active' ORDER BY reservation",
         token=token,
     )
     return [Reservation(*row) for row in rows]
+
+
+def pay(tx: Tx, token: int, costs: Mapping[str, int]) -> None:
+    """Charges what the work under a token has cost, by reservation; without a cost all that was reserved. Also where
+    that was released meanwhile because the work took long."""
+    rows = tx.all(
+        f"SELECT {OF_RESERVATION} FROM reservations WHERE token = :token"
+        " AND (state = 'active' OR (state = 'released' AND settle_by_ms <= :now)) ORDER BY reservation",
+        token=token,
+        now=tx.now_ms,
+    )
+    for row in rows:
+        found = Reservation(*row)
+        reserved = found.left_minor if found.state == "active" else found.amount_minor
+        charge(tx, found, costs.get(found.reservation, reserved), f"job:{token}")
+    for left in of_token(tx, token):
+        release(tx, left)
 
 
 def charge(tx: Tx, found: Reservation, cost: int, work_key: str) -> None:
@@ -248,12 +289,13 @@ def charge(tx: Tx, found: Reservation, cost: int, work_key: str) -> None:
     left = found.left_minor - from_reserved
     state = "active" if left else "settled"
     tx.run(
-        "UPDATE reservations SET left_minor = :left, charged_minor = charged_minor + :charged, state = :state"
-        " WHERE reservation = :reservation",
+        "UPDATE reservations SET left_minor = :left, charged_minor = charged_minor + :charged, state = :state,"
+        " ended_ms = CASE WHEN :state = 'active' THEN NULL ELSE :now END WHERE reservation = :reservation",
         reservation=found.reservation,
         left=left,
         charged=charged,
         state=state if found.state == "active" else "settled",
+        now=tx.now_ms,
     )
     _move(tx, budget.id, found.reservation, "charge", spent=charged, reserved=-from_reserved, work_key=work_key)
     if charged < cost:
@@ -275,9 +317,11 @@ def charge(tx: Tx, found: Reservation, cost: int, work_key: str) -> None:
 def release(tx: Tx, found: Reservation, event: str | None = None) -> None:
     """Gives what is left back to the budget; jobs that lacked it are looked at again."""
     tx.run(
-        "UPDATE reservations SET left_minor = 0, state = CASE WHEN charged_minor > 0 THEN 'settled' ELSE 'released' END"
+        "UPDATE reservations SET left_minor = 0, ended_ms = :now,"
+        " state = CASE WHEN charged_minor > 0 THEN 'settled' ELSE 'released' END"
         " WHERE reservation = :reservation AND state = 'active'",
         reservation=found.reservation,
+        now=tx.now_ms,
     )
     _move(tx, found.budget, found.reservation, "release", reserved=-found.left_minor)
     tx.wake(line(found.budget))
@@ -290,15 +334,50 @@ def release(tx: Tx, found: Reservation, event: str | None = None) -> None:
 
 
 def gone(tx: Tx, lease: leases.Lease, how: str) -> None:
-    """The holder has gone (or let go): what its reservations still hold is free again."""
+    """The holder has let go: what its reservations still hold is free again. If it has gone without a word, what it
+    has spent cannot be known any more. Callers of the HTTP API go like that when they like, and are released, as is
+    what was reserved until a time of its own."""
+    session = tx.one("SELECT transport FROM sessions WHERE session = :session", session=lease.session)
+    has_own_time = how == "lapsed" and lease.kind == KIND and lease.length_ms != wire.SETTLE_BY_MS
     for found in of_token(tx, lease.token):
-        release(tx, found, None if how == "released" else how)
+        if how == "released" or has_own_time or session == ("http",):
+            release(tx, found, None if how == "released" else how)
+        else:
+            _assume(tx, found, how)
+
+
+def _assume(tx: Tx, found: Reservation, reason: str) -> None:
+    """Charges all that is left."""
+    tx.run(
+        "UPDATE reservations SET left_minor = 0, charged_minor = charged_minor + left_minor,"
+        " assumed_minor = left_minor, state = 'settled', ended_ms = :now WHERE reservation = :reservation",
+        reservation=found.reservation,
+        now=tx.now_ms,
+    )
+    _move(tx, found.budget, found.reservation, "charge", spent=found.left_minor, reserved=-found.left_minor)
+    budget = by_id(tx, found.budget)
+    data = {"scopeId": found.run, "budgetId": budget.id, "budget": budget.name, "reservationId": found.reservation}
+    tx.emit("budget.assumed", found.run, {**data, "chargedMinor": str(found.left_minor), "reason": reason})
+
+
+def _take_back(tx: Tx, found: Reservation) -> None:
+    """Somebody says after all what was spent: what was assumed is given back."""
+    if found.assumed_minor:
+        tx.run(
+            "UPDATE reservations SET charged_minor = charged_minor - assumed_minor, assumed_minor = 0, ended_ms = :now,"
+            " state = CASE WHEN charged_minor > assumed_minor THEN 'settled' ELSE 'released' END"
+            " WHERE reservation = :reservation",
+            reservation=found.reservation,
+            now=tx.now_ms,
+        )
+        _move(tx, found.budget, found.reservation, "release", spent=-found.assumed_minor)
+        tx.wake(line(found.budget))
 
 
 def tick(tx: Tx) -> int | None:
     """Releases what was not settled in time; when to look again."""
     rows = tx.all(
-        "SELECT reservation, budget, run, token, state, left_minor, charged_minor FROM reservations"
+        f"SELECT {OF_RESERVATION} FROM reservations"
         " WHERE state = 'active' AND settle_by_ms <= :now ORDER BY settle_by_ms LIMIT :many",
         now=tx.now_ms,
         many=RELEASED_IN_ONE_STEP,
@@ -307,33 +386,6 @@ def tick(tx: Tx) -> int | None:
         release(tx, Reservation(*row), "settle_by")  # its lease stays: it ends with the settling or with its holder
     first = tx.one("SELECT settle_by_ms FROM reservations WHERE state = 'active' ORDER BY settle_by_ms LIMIT 1")
     return first[0] if first else None
-
-
-def tidy(tx: Tx, before: int, many: int) -> int:
-    """Removes the oldest rows of the ledger, at most ``many``, with the reservations they tell of; how many went.
-
-    It stops at the first row that stays: because it is younger than ``before``, or because its reservation is. So what
-    is kept is a chain without gaps, and a work key is known for as long as its reservation. The sums are the budget's.
-    """
-    rows = tx.all(
-        "SELECT ledger.entry, ledger.at_ms, reservations.state, reservations.settle_by_ms, (SELECT max(charges.at_ms)"
-        " FROM ledger AS charges WHERE charges.reservation = ledger.reservation AND charges.work_key IS NOT NULL)"
-        " FROM ledger LEFT JOIN reservations ON reservations.reservation = ledger.reservation"
-        " ORDER BY ledger.entry LIMIT :many",
-        many=many,
-    )
-    gone = last = 0
-    for entry, at_ms, state, settle_by_ms, charged_ms in rows:
-        if state == "active" or max(at_ms, settle_by_ms or 0, charged_ms or 0) > before:
-            break
-        gone, last = gone + 1, entry
-    if gone:
-        tx.run(
-            "DELETE FROM reservations WHERE reservation IN (SELECT reservation FROM ledger WHERE entry <= :last)",
-            last=last,
-        )
-        tx.run("DELETE FROM ledger WHERE entry <= :last", last=last)
-    return gone
 
 
 # ---------------------------------------------------------------------------------------------------- helpers
@@ -374,7 +426,7 @@ def _check_active(found: Reservation) -> None:
 def _get(tx: Tx, request: wire.BudgetsSettle | wire.BudgetsRelease) -> Reservation:
     """A reservation of the caller's. Raises NotFound."""
     row = tx.one(
-        "SELECT reservations.reservation, budget, run, token, state, left_minor, charged_minor FROM reservations"
+        f"SELECT {OF_RESERVATION} FROM reservations"
         " JOIN budgets ON budgets.id = reservations.budget"
         f" WHERE reservations.reservation = :reservation AND budgets.space = :space AND {leases.PROVED}",
         reservation=request.reservation,

@@ -219,10 +219,10 @@ def complete(tx: Tx, request: wire.QueuesComplete) -> wire.JobView | Refusal:
         return jobs.view(job)
     refused = _not_held(tx, job, lease)
     if refused is not None:
-        _void(tx, lease)
+        _end_money(tx, request, lease)
         return refused
     if not request.keep_reserved:
-        _settle(tx, request)
+        budgets.pay(tx, request.token, request.costs)
     row = tx.one(
         "UPDATE jobs SET state = 'succeeded', result = :result, ended_ms = :now, finish = :finish"
         f" WHERE job = :job AND token = :token AND state = 'running' RETURNING {jobs.COLUMNS}",
@@ -351,7 +351,7 @@ def _tidied(tx: Tx, request: wire.QueuesComplete | wire.QueuesFail) -> NotFound:
     """The job went with its run. Who still worked on it lets go now of what was held for it."""
     lease = leases.find(tx, request.token, request.secret)
     if lease is not None and (lease.kind, lease.subject) == (KIND, request.job):
-        _void(tx, leases.drop(tx, request.token))
+        _end_money(tx, request, leases.drop(tx, request.token))
     return NotFound(f"job {request.job} not found")
 
 
@@ -413,14 +413,12 @@ def _without_outcome(how: str) -> str:
     return "worker_died" if how == "died" else "lease_expired"
 
 
-def _settle(tx: Tx, request: wire.QueuesComplete) -> None:
-    """Charges what the job cost, in the step of its result; a reservation without a cost is charged whole."""
-    for found in budgets.of_token(tx, request.token):
-        budgets.charge(tx, found, request.costs.get(found.reservation, found.left_minor), f"job:{request.token}")
-        rest = budgets.of_token(tx, request.token)
-        for left in rest:
-            if left.reservation == found.reservation:
-                budgets.release(tx, left)
+def _end_money(tx: Tx, request: wire.QueuesComplete | wire.QueuesFail, lease: leases.Lease | None) -> None:
+    """Of a delivery whose outcome does not count any more: if it has come to a result, it has cost all the same."""
+    if lease is not None and isinstance(request, wire.QueuesComplete) and not request.keep_reserved:
+        budgets.pay(tx, lease.token, request.costs)
+    else:
+        _void(tx, lease)
 
 
 def _void(tx: Tx, lease: leases.Lease | None) -> None:

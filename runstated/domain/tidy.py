@@ -4,14 +4,13 @@ A run's keys and jobs read through its state from the moment it ends; their rows
 row stays a while longer, so that late questions ("what became of my job?") get a true answer.
 """
 
-from runstated.domain import barriers, budgets, once, queues, timers
+from runstated.domain import barriers, once, queues, timers
 from runstated.store.tx import Tx
 
 ROWS_IN_ONE_STEP = 100  # some milliseconds
 KEPT_MS = 10 * 60_000  # late questions about its jobs are answered until then
 RUN_KEPT_MS = 7 * 24 * 3_600_000  # `status` on a run that has ended
 MONEY_KEPT_MS = 7 * 24 * 3_600_000  # reservations that have ended, and the ledger, for whoever settles once more
-MONEY_AGAIN_MS = 3_600_000  # while a reservation that is younger holds up the ledger's oldest row
 EVENTS_KEPT = 200_000  # newest events of all runs together; about 60 MB
 EVENTS_KEPT_MS = 30 * 24 * 3_600_000
 EVENTS_IN_ONE_STEP = 200
@@ -46,14 +45,40 @@ def _ended_runs(tx: Tx) -> int | None:
 
 
 def _old_money(tx: Tx) -> int | None:
-    row = tx.one("SELECT at_ms FROM ledger ORDER BY entry LIMIT 1")
+    row = tx.one(
+        "SELECT (SELECT ended_ms FROM reservations WHERE ended_ms IS NOT NULL ORDER BY ended_ms LIMIT 1)"
+        " FROM reservations LIMIT 1"
+    )
     if row is None:
         return None
-    due: int = row[0] + MONEY_KEPT_MS
+    due: int = MONEY_KEPT_MS + (tx.now_ms if row[0] is None else row[0])
     if tx.now_ms < due:
         return due
-    gone = budgets.tidy(tx, tx.now_ms - MONEY_KEPT_MS, ROWS_IN_ONE_STEP)
-    return tx.now_ms if gone else tx.now_ms + MONEY_AGAIN_MS
+    _remove_reservations(tx, tx.now_ms - MONEY_KEPT_MS, ROWS_IN_ONE_STEP)
+    return tx.now_ms
+
+
+def _remove_reservations(tx: Tx, before: int, many: int) -> None:
+    """Removes reservations that have ended ``before``, with their rows of the ledger, at most ``many`` rows in all.
+
+    A reservation stays with all its rows: a work key is known for as long as it. The sums are the budget's.
+    """
+    rows = tx.all(
+        "SELECT reservation FROM reservations WHERE ended_ms <= :before ORDER BY ended_ms LIMIT :many",
+        before=before,
+        many=many,
+    )
+    gone = 0
+    for (reservation,) in rows:
+        gone += tx.run(
+            "DELETE FROM ledger WHERE entry IN"
+            " (SELECT entry FROM ledger WHERE reservation = :reservation ORDER BY entry LIMIT :many)",
+            reservation=reservation,
+            many=many - gone,
+        )
+        if gone >= many:
+            break  # it may have more of them
+        gone += tx.run("DELETE FROM reservations WHERE reservation = :reservation", reservation=reservation)
 
 
 def _old_events(tx: Tx) -> int | None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-import msgspec
+import json
+
 import pytest
 
 from runstate import wire
@@ -210,20 +211,76 @@ def test_work_that_was_done_is_paid_after_the_end_of_its_run(a: Client, run: str
     assert sums(a) == (0, 25)
 
 
-@pytest.mark.parametrize(("how", "reasons"), [("die", ['"reason":"died"']), ("bye", [])])
-def test_a_reservation_ends_with_its_session(
-    h: Harness, a: Client, run: str, money: object, how: str, reasons: list[str]
+def test_a_session_that_ends_in_good_order_releases_what_it_has_reserved(
+    h: Harness, a: Client, run: str, money: object
 ) -> None:
     b = h.session("b")
     held = b.ask(reserve(run, 40))
-    b.die() if how == "die" else b.bye()
+    b.bye()
     assert sums(a) == (0, 0)
-    events = [data for (data,) in h.rows("SELECT data FROM events WHERE type = 'budget.released'")]
-    assert len(events) == len(reasons)
-    for reason in reasons:
-        assert reason in events[0] and '"amountMinor":"40"' in events[0]
-    paid = a.ask(msgspec.structs.replace(settle(held, 25), secret=held.secret))
-    assert paid.charged_minor == 25, "work that was done is paid"
+    assert h.value("SELECT count(*) FROM events WHERE type LIKE 'budget.%'") == 0
+    assert b.ask(settle(held, 25)).charged_minor == 25, "work that was done is paid"
+
+
+@pytest.mark.parametrize("how", ["died", "lapsed"])
+def test_what_nobody_can_say_any_more_is_charged_whole_and_an_event_says_so(
+    h: Harness, a: Client, run: str, money: wire.BudgetView, how: str
+) -> None:
+    b = h.session("b")
+    held = b.ask(reserve(run, 40))
+    a.ask(reserve(run, 10))
+    b.die() if how == "died" else h.pass_ms(SETTLE_BY_MS)
+    assert sums(a)[1] == (40 if how == "died" else 50)
+    data = json.loads(h.value("SELECT data FROM events WHERE type = 'budget.assumed' ORDER BY event"))
+    assert data == {
+        "scopeId": run,
+        "budgetId": money.id,
+        "budget": "llm",
+        "reservationId": held.reservation,
+        "chargedMinor": "40",
+        "reason": how,
+    }
+
+
+@pytest.mark.parametrize(("cost", "charged"), [(25, 25), (0, 0), (60, 60), (150, 100)])
+def test_what_was_assumed_is_corrected_by_whoever_knows_better(
+    h: Harness, a: Client, run: str, money: object, cost: int, charged: int
+) -> None:
+    held = a.ask(reserve(run, 40))
+    a.die()
+    a.hello()
+    first = a.ask(settle(held, cost))
+    assert (first.charged_minor, sums(a)) == (charged, (0, charged))
+    assert a.ask(settle(held, cost)) == first
+    assert [row[1] for row in ledger(h)][:3] == [-40, 0, 40]
+
+
+def test_what_was_assumed_is_given_back_when_nothing_was_spent(h: Harness, a: Client, run: str, money: object) -> None:
+    held = a.ask(reserve(run, 40))
+    a.die()
+    a.hello()
+    assert a.ask(wire.BudgetsRelease(reservation=held.reservation)).state == "released"
+    assert sums(a) == (0, 0)
+
+
+def test_what_was_settled_in_part_is_assumed_for_the_rest_only(h: Harness, a: Client, run: str, money: object) -> None:
+    held = a.ask(reserve(run, 40))
+    a.ask(settle(held, 10, "part", keep_rest=True))
+    a.die()
+    a.hello()
+    assert sums(a) == (0, 40)
+    assert a.ask(settle(held, 5, "rest")).charged_minor == 15
+
+
+@pytest.mark.parametrize("transport", ["http", "unix"])
+def test_reservations_over_http_and_those_with_a_time_of_their_own_are_released(
+    h: Harness, a: Client, run: str, money: object, transport: str
+) -> None:
+    a.ask(reserve(run, 40, settle_by_ms=None if transport == "http" else h.clock.wall_ms() + 5_000))
+    h.connection.execute("UPDATE sessions SET transport = :transport", {"transport": transport})
+    h.pass_ms(SETTLE_BY_MS)
+    assert sums(a) == (0, 0)
+    assert "budget.released" in h.events(run)
 
 
 def test_what_is_not_settled_in_an_hour_is_released_with_an_event(

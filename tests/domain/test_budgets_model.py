@@ -24,8 +24,19 @@ class Reservation:
     left: int
     settle_by: int
     charged: int = 0
+    assumed: int = 0
     state: str = "active"
     keys: set[str] = field(default_factory=set)
+
+    def assume(self) -> None:
+        """Its holder died."""
+        if self.state == "active":
+            self.charged, self.assumed, self.left, self.state = self.charged + self.left, self.left, 0, "settled"
+
+    def take_back(self) -> None:
+        if self.assumed:
+            self.charged, self.assumed = self.charged - self.assumed, 0
+            self.state = "settled" if self.charged else "released"
 
     def end(self) -> None:
         if self.state == "active":
@@ -63,6 +74,7 @@ class BudgetsMachine(RuleBasedStateMachine):
         if key in held.keys:
             return
         held.keys.add(key)
+        held.take_back()
         charged = min(cost, held.left + LIMIT - self.spent - self.reserved)
         self.overrun += charged < cost
         held.left -= min(charged, held.left)
@@ -130,6 +142,7 @@ class BudgetsMachine(RuleBasedStateMachine):
             self.h.clients[held.client].submit(wire.Release(token=held.token))
         else:
             self.keeper.ask(wire.BudgetsRelease(reservation=reservation, secret=held.secret))
+            held.take_back()
         held.end()
 
     @rule(name=st.sampled_from(NAMES), bye=st.booleans())
@@ -138,7 +151,7 @@ class BudgetsMachine(RuleBasedStateMachine):
         client.bye() if bye else client.die()
         for held in self.known.values():
             if held.client == name:
-                held.end()
+                held.end() if bye else held.assume()
         self.h.session(name)
 
     @rule(ms=st.sampled_from((1_000, 1_000_000, 1_800_000, 3_600_000)), suspended=st.booleans())

@@ -209,7 +209,7 @@ def test_what_lacks_budget_holds_up_nobody(a: Client, w: Client, d: Client, run:
     assert keys(waits) == []
 
 
-@pytest.mark.parametrize("how", ["release", "settle", "die", "settle-by"])
+@pytest.mark.parametrize("how", ["release", "settle", "bye", "settle-by"])
 def test_what_lacked_budget_starts_as_soon_as_it_is_there(
     h: Harness, a: Client, w: Client, d: Client, run: str, how: str
 ) -> None:
@@ -220,8 +220,8 @@ def test_what_lacked_budget_starts_as_soon_as_it_is_there(
         d.ask(wire.BudgetsRelease(reservation=held.reservation))
     elif how == "settle":
         d.ask(wire.BudgetsSettle(reservation=held.reservation, cost_minor=60, work_key="w"))
-    elif how == "die":
-        d.die()
+    elif how == "bye":
+        d.bye()
     else:
         h.suspend(wire.SETTLE_BY_MS)
     assert keys(waits) == ["1"]
@@ -525,7 +525,7 @@ def test_a_result_may_leave_its_reservations_to_be_settled_later(a: Client, w: C
 
 
 @pytest.mark.parametrize("how", ["fail", "fail for good", "release", "die", "lapse", "bye", "cancel"])
-def test_a_delivery_without_a_result_costs_nothing_and_gives_all_back(
+def test_a_delivery_without_a_result_gives_all_back_but_what_it_may_have_cost(
     h: Harness, a: Client, w: Client, run: str, how: str
 ) -> None:
     send(a, run, "1", of(gpu=2, api=1, llm=40))
@@ -543,9 +543,36 @@ def test_a_delivery_without_a_result_costs_nothing_and_gives_all_back(
     else:
         w.die() if how == "die" else w.bye()
     assert isinstance(waits.reply, wire.SlotsGranted)
-    assert used(a)[1:] == (1, 0, 0), "units of a limit are spent"
-    released = h.value("SELECT count(*) FROM events WHERE type = 'budget.released'")
-    assert released == (how in ("die", "lapse"))
+    is_silent = how in ("die", "lapse")
+    assert used(a)[1:] == (1, 0, 40 * is_silent), "units of a limit are spent"
+    assert h.value("SELECT count(*) FROM events WHERE type = 'budget.assumed'") == is_silent
+
+
+def test_a_worker_that_has_lost_its_job_says_what_it_has_cost_all_the_same(
+    h: Harness, a: Client, w: Client, run: str
+) -> None:
+    send(a, run, "1", of(llm=40))
+    grant = start(w, run)
+    h.pass_ms(LEASE_MS)
+    w.refused("LEASE_LOST", wire.QueuesComplete(job=grant.job, token=grant.token, result="1"))
+    assert used(a)[2:] == (0, 40)
+    w.ask(wire.BudgetsSettle(reservation=grant.reservations[0], cost_minor=5, work_key=f"job:{grant.token}"))
+    assert used(a)[2:] == (0, 5)
+
+
+@pytest.mark.parametrize("cost", [None, 70])
+def test_a_job_that_takes_longer_than_its_reservation_is_charged(
+    h: Harness, a: Client, w: Client, run: str, cost: int | None
+) -> None:
+    send(a, run, "1", of(llm=40))
+    grant = start(w, run)
+    for _ in range(3 * wire.SETTLE_BY_MS // LEASE_MS):
+        h.pass_ms(LEASE_MS // 2)
+        assert w.beat(grant.token) == [True]
+    assert used(a)[2:] == (0, 0), "released"
+    costs = {} if cost is None else {grant.reservations[0]: cost}
+    w.ask(wire.QueuesComplete(job=grant.job, token=grant.token, result="1", costs=costs))
+    assert used(a)[2:] == (0, cost or 40)
 
 
 def test_the_next_delivery_takes_everything_anew(h: Harness, a: Client, w: Client, run: str) -> None:
@@ -569,7 +596,7 @@ def test_the_slots_of_a_job_whose_run_ended_stay_held_until_its_worker_lets_go(
     assert w.beat(grant.token) == [True]
     w.refused("LEASE_LOST", wire.QueuesComplete(job=grant.job, token=grant.token, result="1"))
     assert isinstance(waits.reply, wire.SlotsGranted)
-    assert used(a)[2:] == (0, 0)
+    assert used(a)[2:] == (0, 40), "it was done, and is paid"
 
 
 @pytest.mark.parametrize("outcome", ["complete", "fail"])
@@ -587,7 +614,7 @@ def test_a_worker_that_comes_after_its_job_was_tidied_lets_go_all_the_same(
         w.refused("NOT_FOUND", wire.QueuesComplete(job=grant.job, token=grant.token, result="1"))
     else:
         w.refused("NOT_FOUND", wire.QueuesFail(job=grant.job, token=grant.token, error="E"))
-    assert used(a) == (0, 0, 0, 0)
+    assert used(a) == (0, 0, 0, 40 * (outcome == "complete"))
     assert not h.memory.holds
 
 

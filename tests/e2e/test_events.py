@@ -238,10 +238,15 @@ def test_the_payloads_are_those_of_the_table_in_the_readme(daemon: Daemon) -> No
     victim.expect("holds")
     victim.kill()
     client = Runstate(base_url=f"unix://{daemon.socket}")
+    soon_ms = int(time.time() * 1000) + 1_000
+    held = client._connection().call(
+        wire.BudgetsReserve(run=client.run_id(), budget="c", amount_minor=1, settle_by_ms=soon_ms)
+    )
     seen: dict[str, set[str]] = {}
     for event in client.events():
         assert seen.setdefault(event.type, set(event.data)) == set(event.data)
         if seen.keys() == documented.keys():
             break
     assert seen == documented
+    del held
     client._core.configure({})

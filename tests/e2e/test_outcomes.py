@@ -128,6 +128,31 @@ def test_a_caller_whose_time_is_over_goes_on_and_its_outcome_is_recorded_all_the
     assert ends.runs.count("once") == 1
 
 
+@both
+def test_a_process_that_ends_before_its_cost_is_recorded_is_charged_what_it_had_reserved(
+    shared: Daemon, make: Make, how: str
+) -> None:
+    program = shared.program(
+        """
+runstate.configure(timeout="300ms")
+@runstate.budget("money", reserve=5, cost=lambda result: 4, limit=10)
+def pay():
+    say("pays"); hear()
+    return "paid"
+say(pay())
+""",
+        RUNSTATE_AUTOSTART="0",
+    )
+    program.expect("pays")
+    looker = make(space_id=shared.space)
+    with trouble(shared, how):
+        program.say()
+        assert program.ends_well() == ["paid"]
+    eventually(lambda: looker._connection().call(wire.BudgetsGet(budget="money")).reply.spent_minor == 500)
+    events = looker._connection().call(wire.EventsRead(run=looker.run_id())).reply.events
+    assert [event.data["chargedMinor"] for event in events if event.type == "budget.assumed"] == ["500"]
+
+
 def test_what_a_daemon_cannot_write_down_is_given_back_as_soon_as_it_can(shared: Daemon, make: Make) -> None:
     """Also without anybody who waits for an answer."""
     client = make()

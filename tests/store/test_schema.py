@@ -248,6 +248,10 @@ def executed() -> set[str]:
     b.refused("DEADLOCK", wire.GroupsEnded(run=group.run, within=(held,)))
     b.ask(wire.StatusGet())
     b.ask(wire.RunsStatus(run=run))
+    money = wire.BudgetsReserve(run=run, budget="assumed", amount_minor=1, limit_minor=1)
+    reservation = h.session("dies").ask(money).reservation
+    h.clients["dies"].die()
+    h.session("dies").ask(wire.BudgetsRelease(reservation=reservation))
     a.die()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(replies, "LOOK_EACH", 1)
@@ -257,7 +261,7 @@ def executed() -> set[str]:
         patch.setattr(tidy, "EVENTS_IN_ONE_STEP", 1)
         h.memory.due(h.clock.wall_ms())
         h.pass_ms(0)
-        h.pass_ms(tidy.MONEY_KEPT_MS + 2 * tidy.MONEY_AGAIN_MS)
+        h.pass_ms(2 * tidy.MONEY_KEPT_MS)
     h.close()
     logging.disable(logging.NOTSET)
     return {sql for sql in Connection.statements if not sql.startswith(("PRAGMA", "CREATE"))}
