@@ -55,7 +55,8 @@ def test_acquire_of_an_open_key_is_granted_and_written_down_first(h: Harness, a:
 def test_acquire_waits_while_another_session_holds_the_key(a: Client, b: Client, run: str) -> None:
     token = a.ask(acquire(run)).token
     waits = b.waits(acquire(run))
-    assert b.told(wire.Parked) == [wire.Parked(call=waits.id, ticket=waits.ticket, behind=(token,))]
+    [parked] = b.told(wire.Parked)
+    assert (parked.call, parked.ticket, parked.behind) == (waits.id, waits.ticket, (token,))
 
 
 def test_acquire_waits_also_behind_its_own_session(a: Client, run: str) -> None:
