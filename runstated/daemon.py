@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import runstate
 from runstate import paths, presence
-from runstated import claim, lockfile, logs, notify, settings
+from runstated import claim, lockfile, logs, notify, reserve, settings
 from runstated.clock import Clock
 from runstated.guard import Guard
 from runstated.settings import Settings
@@ -99,7 +99,8 @@ async def _live(config: Settings, lock: lockfile.Lock, held: claim.Claim, ready:
     service = Service(config, listener, guard)
     held.keep(guard, lock)
     try:
-        await service.start()
+        with reserve.lent(config.reserve):
+            await service.start()
         lock.announce(service.announced(replace(lock.info, socket=str(listener.path))))
         notifier.ready(f"Listening on {listener.path}")
         log.info("ready on %s", listener.path)

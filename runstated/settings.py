@@ -55,6 +55,7 @@ PAGES_KEPT_SHARE = 8  # ... or this part of all, whichever is more
 # -- The life of the daemon --------------------------------------------------------------------------------------------
 DRAIN_MS = 10_000  # SIGTERM to exit; what is not answered by then is re-issued by its client anyway
 PULSE_MS = 30_000  # watchdog and "are lock and socket still ours": the only periodic wake-up of an idle daemon
+RESERVE_BYTES = 256 * KIB  # for a start on a full disk: the index of the log, and the first commits
 LOG_BYTES_MAX = 4 * MIB  # one log file
 LOG_FILES_KEPT = 3  # older log files beside it: with the current one, 16 MiB at most
 
@@ -111,6 +112,10 @@ class Settings:
     @property
     def database(self) -> Path:
         return self.state_dir / paths.DATABASE_NAME
+
+    @property
+    def reserve(self) -> Path:
+        return self.state_dir / paths.RESERVE_NAME
 
     @property
     def log(self) -> Path:

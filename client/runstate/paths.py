@@ -25,6 +25,7 @@ SOCKET_VARIABLE = "RUNSTATED_SOCKET"
 CONFIG_VARIABLE = "RUNSTATED_CONFIG"
 
 DATABASE_NAME = "runstate.db"
+RESERVE_NAME = "runstated.reserve"
 LOG_NAME = "runstated.log"
 LOCK_NAME = "runstated.lock"
 SPAWN_LOCK_NAME = "runstated.spawn.lock"
