@@ -14,14 +14,15 @@ log = logging.getLogger(__name__)
 
 SQLITE_ERROR, SQLITE_CORRUPT, SQLITE_NOTADB = 1, 11, 26  # sqlite3 names them from Python 3.11 on
 UNDECODABLE = "Could not decode to UTF-8"  # sqlite3's own words; it goes on with the text itself
+NOT_OF_DISK = (UNDECODABLE, "no such ", "near ")  # where there is no code
 
 
 def is_of_disk(fault: Exception) -> bool:
     """Whether the disk (or another process's lock on the file) refused, and not we or what is stored."""
-    if not isinstance(fault, sqlite3.OperationalError) or _is_undecodable(fault):
+    if not isinstance(fault, sqlite3.OperationalError):
         return False
     code: int | None = getattr(fault, "sqlite_errorcode", None)
-    return code is None or code & 0xFF != SQLITE_ERROR
+    return not str(fault).startswith(NOT_OF_DISK) if code is None else code & 0xFF != SQLITE_ERROR
 
 
 def reply(fault: Exception, *, doing: str = "write to") -> wire.Error:

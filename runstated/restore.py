@@ -31,7 +31,7 @@ LIFT = 2**32
 # The daemon's starts are the upper bits of arrival numbers, which only order those who wait.
 LIFTS = {"epoch": 2**12}
 # Also of those of which the backup has had no number yet.
-COUNTERS = ("token", "event", "ledger", "needs", "finish", *"bjklmpr", *LIFTS)
+COUNTERS = ("token", "event", "ledger", "needs", "finish", files.BATCH, *"bjklmpr", *LIFTS)
 
 
 @dataclass(frozen=True)

@@ -96,7 +96,7 @@ def test_reads_are_answered_like_writes(tmp_path: Path, caplog: pytest.LogCaptur
         async with life(tmp_path / "db") as it:
             await it.session("a")
             run = await it.run_id()
-            for request in (wire.EventsRead(run=run, after=2**63), wire.EventsWait(run=run, after=2**63, wait_ms=0)):
+            for request in (wire.EventsRead(run=run, limit=2**63), wire.RunsJoin(name="late", deadline_ms=2**63)):
                 assert (await it.ask("a", request)).code == "VALIDATION_FAILED"
             assert not caplog.records
             await it.engine.store.write(lambda c: c.execute(f"UPDATE runs SET name = {DAMAGED}"))
