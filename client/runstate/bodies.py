@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from .context import enter, leave
 from .loading import load
 from .signals import running_loop
-from .steps import Progress, Run, Streamed, aask, adrive, ask
+from .steps import Progress, Run, Streamed, aask, adrive, ask, check_loop
 
 if TYPE_CHECKING:
     from .connection import Connection
@@ -76,6 +76,7 @@ def async_generator(connection: Connect, function: Callable[..., Any], begin: Be
     @functools.wraps(function)
     async def async_generator_wrapper(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
         load()
+        check_loop()
         progress = begin(args, kwargs)
         try:
             while True:

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from . import budgets, declaring, errors, limits, timing, units
 from .context import context
-from .loading import load
+from .loading import load, serving
 from .once import wrap
 from .queues import Queue
 from .resources import read
 from .runs import Binding
 from .signals import SupportsIsSet, running_loop
 from .slots import Slots
-from .steps import adrive, drive
+from .steps import adrive, check_loop, drive
 
 if TYPE_CHECKING:
     import datetime
@@ -41,6 +41,7 @@ class Core:
         self.queues: list[Queue] = []
         self.configured = 0  # how often: what was joined before is joined again
         self.scales: dict[str, int] = {}  # of budgets that others have declared, once they are known
+        self.once_names: dict[str, tuple[object, ...]] = {}  # of once functions: which one has the name
         self._made: dict[str, Connection] = {}  # at most one, under "connection"
 
     def connection(self) -> Connection:
@@ -126,6 +127,18 @@ class Runstate:
         client._bound = binding
         client._is_fixed = True
         return client
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """By its settings (a key too) and its run: in another process a client of the same run."""
+        import runstate
+
+        run: str | None = None
+        if self._is_fixed:
+            bound = self._binding()
+            if bound.parent is not None and bound.over is None and not bound.is_known:
+                raise TypeError("a client of a child run cannot be pickled before it is joined: call run_id() first")
+            run = bound.name if bound.parent is None else bound.info.id
+        return _unpickled, (None if self._core is runstate._default._core else self._core.options, run)
 
     def _connection(self) -> Connection:
         return self._core.connection()
@@ -262,9 +275,7 @@ class Runstate:
         if running_loop() is not None:
             raise errors.ConfigError("serve() would block the event loop of this thread: use `await aserve()`")
         load()
-        from .serving import serve  # brings asyncio, which plain callers of `once` do not need
-
-        serve(self, concurrency=concurrency, queues=queues, signal=signal)
+        serving().serve(self, concurrency=concurrency, queues=queues, signal=signal)
 
     async def aserve(
         self,
@@ -274,10 +285,9 @@ class Runstate:
         signal: SupportsIsSet | None = None,
     ) -> None:
         """The same on the running event loop; cancelling the task drains, too."""
+        check_loop()
         load()
-        from .serving import aserve
-
-        await aserve(self, concurrency=concurrency, queues=queues, signal=signal)
+        await serving().aserve(self, concurrency=concurrency, queues=queues, signal=signal)
 
     # ------------------------------------------------------------------ limits, slots, budgets
 
@@ -419,3 +429,11 @@ class Runstate:
         if self._bound is not None and self._is_fixed:
             return f"<Runstate run={self._bound.name or '(child run)'}>"
         return f"<Runstate run={self._core.options.get('run') or '(default run)'}>"
+
+
+def _unpickled(options: dict[str, Any] | None, run: str | None) -> Runstate:
+    """A client with these options (None: the default client's), of this run (None: the one that the settings name)."""
+    import runstate
+
+    client = runstate._default if options is None else Runstate(**options)
+    return client if run is None else client.run(run)

@@ -64,6 +64,8 @@ def reach(
         except (errors.UnavailableError, OSError) as error:
             if connected is not None:
                 connected.close()
+            if isinstance(error, ConnectionResetError):  # at the hello
+                _refuse_plain(address)
             now = time.monotonic()
             if not slept and now > deadline + awake.ASLEEP_S:  # this process slept, and with it perhaps the daemon
                 slept, deadline = True, now + address.timeout_s
@@ -157,6 +159,15 @@ def refused(error: wire.Error) -> errors.RunstateError:
     return mapped
 
 
+def _refuse_plain(address: Address) -> None:
+    """Raises ConfigError where the port expects TLS, which closes connections that do without."""
+    if address.url is not None and address.url.startswith("tcp://"):
+        from . import remote
+
+        if remote.speaks_tls(address.url):
+            raise errors.ConfigError(f"{address.url} expects TLS: write tls:// in base_url instead of tcp://")
+
+
 _twin_looked_for = False
 
 
@@ -178,6 +189,21 @@ def _refuse_twin() -> None:
             if name.startswith("runstate_sdk-") and name.endswith((".dist-info", ".egg-info")):
                 raise errors.ConfigError(
                     f"runstate-sdk is installed in {directory} beside runstated, and both are imported as `runstate`:"
-                    " run `pip uninstall runstate-sdk`, then `pip install --force-reinstall runstated`"
+                    f" run `pip uninstall runstate-sdk`, then install runstated again {_origin()}"
                 )
     _twin_looked_for = True
+
+
+def _origin() -> str:
+    """Where this package was installed from, as far as that is written down: no index is ours."""
+    import json
+    from importlib import metadata
+
+    try:
+        text = metadata.distribution("runstated").read_text("direct_url.json")
+        url = json.loads(text)["url"] if text else None
+    except (metadata.PackageNotFoundError, ValueError, KeyError, TypeError):
+        url = None
+    if url is None:
+        return "from where you have it (`pip install --force-reinstall --no-deps` with its file or directory)"
+    return f"from where it was installed: `pip install --force-reinstall --no-deps {url}`"

@@ -46,11 +46,14 @@ _Place = tuple[Any, int | str] | None
 _Step = str | int | tuple[object, _Place]
 
 
-def canonical(value: object) -> str:
-    """The canonical JSON of a value. ConfigError names the place of what is not JSON, with the value itself as `$`."""
+def canonical(value: object, name: str | None = None) -> str:
+    """The canonical JSON of a value. ConfigError names the place of what is not JSON, with the value itself as `$`.
+
+    `name`: whose key it is for; it is warned, once, of numbers that share their JSON with others.
+    """
     text = _plain(value, _PLAIN_DEPTH)
     if text is None:
-        text = _walk(value)
+        text = _walk(value, name)
     return text if text.isascii() else _settle_surrogates(text)
 
 
@@ -58,7 +61,7 @@ def work_key(name: str, args: Sequence[object]) -> str:
     """The key of a piece of work with these arguments: `<name>:<32 hex digits>`. Tuples and lists count the same."""
     from hashlib import sha256  # brings OpenSSL, which nobody needs before the first call
 
-    return f"{name}:{sha256(canonical(args).encode()).hexdigest()[:HASH_LENGTH]}"
+    return f"{name}:{sha256(canonical(args, name).encode()).hexdigest()[:HASH_LENGTH]}"
 
 
 def call_key(
@@ -229,7 +232,7 @@ def _plain_object(fields: dict[Any, Any], depth: int) -> str | None:
 # The full writer
 
 
-def _walk(root: object) -> str:
+def _walk(root: object, name: str | None = None) -> str:
     """The JSON of any value, by all the rules. Raises ConfigError."""
     out: list[str] = []
     inside: dict[int, object] = {}  # the containers around the present value; kept alive, so that no id is used twice
@@ -243,6 +246,8 @@ def _walk(root: object) -> str:
             del inside[step]
             continue
         value, place = step
+        if name is not None and isinstance(value, int) and not -_EXACT <= value <= _EXACT:
+            _warn_of_large(name, place)
         scalar = _scalar(value, place)
         if scalar is not None:
             out.append(scalar)
@@ -257,6 +262,24 @@ def _walk(root: object) -> str:
         todo.append(id(value))
         todo.extend(reversed(_contents(value, place)))
     return "".join(out)
+
+
+_warned: set[str] = set()
+
+
+def _warn_of_large(name: str, place: _Place) -> None:
+    """Neighbours among whole numbers above 2^53 are one number in JSON, and so one key."""
+    if name in _warned:
+        return
+    _warned.add(name)
+    import logging
+
+    logging.getLogger(__name__).warning(
+        "%s: %s is a whole number above 2^53, which shares its key with its neighbours: pass it as a string, or give"
+        " key= to choose the key yourself",
+        name,
+        _shown_place(place),
+    )
 
 
 def _scalar(value: object, place: _Place) -> str | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from . import errors, units
 from .results import RunEvent, RunState, RunStatus, Waiting, WorkerStatus
 from .signals import Signal, SupportsIsSet, watching
-from .steps import Steps, adrive, drive
+from .steps import Steps, adrive, check_loop, drive
 
 if TYPE_CHECKING:
     from . import wire
@@ -111,6 +111,7 @@ async def aevents(
     """The same in a coroutine."""
     import asyncio
 
+    check_loop()
     feed = Feed(client, types)
     async with watching(signal) as watched:
         stopped = asyncio.ensure_future(watched._wait_in_loop(None))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -56,6 +57,8 @@ def wrap(
         units.lease_seconds(LEASE if lease is None else lease) * 1000,
     )
 
+    if name is None:
+        _warn_of_same_name(client._core.once_names, spec)
     wrapper = wrapping.wrap(client, function, "once", lambda args, kwargs: call(spec, args, kwargs), streams=False)
     if name is not None:
         wrapper.__name__ = name
@@ -68,7 +71,10 @@ def call(spec: Once, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Steps[Any
 
     binding = spec.client._binding()
     binding.check()
-    key = keys.call_key(spec.name, spec.function, spec.key, args, kwargs)
+    try:
+        key = keys.call_key(spec.name, spec.function, spec.key, args, kwargs)
+    except errors.ConfigError as error:
+        raise _said_of_self(spec, args, error) from None
     info = yield from binding.join()
     answer: Answer[Any] | None = None
     try:
@@ -170,9 +176,46 @@ def _lost(hold: Hold, error: errors.LeaseLostError) -> errors.RunstateError:
     reason = hold.signal.reason
     if isinstance(reason, errors.StoppedError):
         return reason
+    lost = errors.LeaseLostError(error.message, code="LEASE_LOST")  # ours, however it was noticed
     if not hold.signal.is_set():
-        hold.signal._set(error)
+        hold.signal._set(lost)
+    return lost
+
+
+def _said_of_self(spec: Once, args: tuple[Any, ...], error: errors.ConfigError) -> errors.ConfigError:
+    """The error; where it is about the object of a method, one that says so."""
+    code = getattr(spec.function, "__code__", None)
+    first = code.co_varnames[0] if code is not None and code.co_argcount else None
+    if spec.key is None and args and first in ("self", "cls") and error.message.startswith("$[0] "):
+        return errors.ConfigError(
+            f"once on the method {spec.name}: `{first}` would be a part of the key, and is not JSON ({error.message});"
+            f" give key=lambda {first}, ...: a string that names the work"
+        )
     return error
+
+
+def _warn_of_same_name(known: dict[str, tuple[object, ...]], spec: Once) -> None:
+    """Functions of one name share their keys, and so their results: says so, once for each name."""
+    function = inspect.unwrap(spec.function)
+    cells = []
+    for cell in getattr(function, "__closure__", None) or ():
+        try:
+            cells.append(units.shown(cell.cell_contents))
+        except ValueError:  # not filled yet
+            cells.append("")
+    mine = (getattr(function, "__module__", None), getattr(function, "__qualname__", None), tuple(cells))
+    other = known.setdefault(spec.name, mine)
+    if other not in (mine, ()):
+        known[spec.name] = ()
+        import logging
+
+        logging.getLogger(__name__).warning(
+            "two once functions are called %s (%s.%s, and now %s.%s): calls with the same arguments share one result;"
+            " give one of them another name with once(name=...)",
+            spec.name,
+            *other[:2],
+            *mine[:2],
+        )
 
 
 def _name(function: Callable[..., Any], name: str | None) -> str:

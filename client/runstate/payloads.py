@@ -21,6 +21,7 @@ def encode(what: str, value: object) -> str:
         size = len(text) if text.isascii() else len(text.encode())
     except (TypeError, ValueError, RecursionError) as error:  # UnicodeEncodeError (lone surrogates) is a ValueError
         raise errors.ConfigError(f"{what} cannot be written as JSON: {error}; return or send JSON values") from error
+    _check_keys(what, value)
     if size > PAYLOAD_BYTES_MAX:
         raise errors.ResultTooLargeError(
             f"{what} of {size} bytes exceeds {PAYLOAD_BYTES_MAX} bytes: store it elsewhere and pass a reference",
@@ -33,6 +34,24 @@ def _refuse(value: object) -> object:
     """What JSON has no word for. Guessing one would give other callers something else than this one returned."""
     hint = ": use its .model_dump()" if hasattr(value, "model_dump") else ""
     raise TypeError(f"{type(value).__name__} is not JSON{hint}")
+
+
+def _check_keys(what: str, value: object) -> None:
+    """Raises ConfigError where two keys of an object are one in JSON, such as 1 and "1"."""
+    left = [value]
+    while left:
+        each = left.pop()
+        if isinstance(each, dict):
+            if any(type(key) is not str for key in each) and len(json.loads(json.dumps(dict.fromkeys(each)))) < len(
+                each
+            ):
+                raise errors.ConfigError(
+                    f"{what} has an object with keys that are the same in JSON: {sorted(map(repr, each))[:10]}; make"
+                    " them different strings"
+                )
+            left += each.values()
+        elif isinstance(each, (list, tuple)):
+            left += each
 
 
 _raw_decode = json.JSONDecoder().raw_decode

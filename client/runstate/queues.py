@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -90,6 +91,24 @@ class Queue:
     async def asend(self, input: Any) -> Job:
         """Submits a job. The same input in the same run is the same job."""
         return await adrive(self._client._connection, self._send(input))
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        """By its place in a module, as a function is; elsewhere by name, as a queue without a handler."""
+        place = getattr(self, "__qualname__", "")
+        found: Any = sys.modules.get(self.__module__)
+        for name in place.split("."):
+            found = getattr(found, name, None)
+        if found is self:
+            return str(place)
+        needs = self._resources.without_cost()
+        return _unpickled, (
+            self._client,
+            self._name,
+            self._declared_attempts(),
+            self._lease_ms / 1000,
+            self._key,
+            needs,
+        )
 
     def __repr__(self) -> str:
         return f"<Queue {self._name} ({'handler' if self.servable else 'producer-only'})>"
@@ -214,6 +233,9 @@ class Job:
         """Waits for the result; see ``result``."""
         return await adrive(self._client._connection, self._result(timeout))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpickled_job, (self._client, self._queue, self._id)
+
     def __repr__(self) -> str:
         return f"<Job {self._id} in {self._queue}>"
 
@@ -240,6 +262,21 @@ class Job:
         if view.state == "cancelled":
             raise self._bound.cut_off(f"job {self._id} was cut off: its run is over")
         raise errors.TimeoutError(f"job {self._id} in {self._queue} had not ended after {timeout} (it is {view.state})")
+
+
+def _unpickled(
+    client: Runstate,
+    name: str,
+    attempts: int | None,
+    lease: float,
+    key: Callable[[Any], str] | None,
+    resources: Resources,
+) -> Queue:
+    return Queue(client, name, None, attempts=attempts, lease=lease, concurrency=None, key=key, resources=resources)
+
+
+def _unpickled_job(client: Runstate, queue: str, job: str) -> Job:
+    return Job(client, client._binding(), queue, job)
 
 
 def _check_key(key: object) -> None:

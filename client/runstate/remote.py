@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import ssl
 
 CA_VARIABLE = "RUNSTATE_CA_FILE"
+PROBE_S = 2.0  # to find out whether a port expects TLS
 CHUNK_BYTES = 64 * 1024
 KEEPALIVE_S, KEEPALIVE_PROBES = 15, 4  # a daemon that vanished without a word is found after a minute or so
 
@@ -88,6 +89,22 @@ def _tunnel(connected: socket.socket, host: str, address: str) -> socket.socket:
             end.close()
         raise unavailable(why_not)
     return ours
+
+
+def speaks_tls(address: str) -> bool:
+    """Whether a handshake succeeds there, whoever it is."""
+    import ssl
+    from urllib.parse import urlsplit
+
+    parts = urlsplit(address)
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    try:
+        with socket.create_connection((parts.hostname or "", parts.port or 0), timeout=PROBE_S) as plain:
+            context.wrap_socket(plain, server_hostname=parts.hostname).close()
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def _pump(secured: ssl.SSLSocket, local: socket.socket) -> None:

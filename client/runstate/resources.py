@@ -41,6 +41,10 @@ class Resources(NamedTuple):
             money = (wire.MoneyNeeded(name=self.budget.name, reserve_minor=reserve),)
         return wire.Needs(slots=_units_needed(self.slots), limits=_units_needed(self.limit), budgets=money)
 
+    def without_cost(self) -> Resources:
+        """The same for those who send only: what a job cost is read where it is handled."""
+        return self if self.budget is None else self._replace(budget=self.budget._replace(cost=None))
+
     def scale(self) -> Steps[int]:
         """Decimal places of the budget. Raises RunstateError (NOT_FOUND)."""
         from . import wire

@@ -97,6 +97,11 @@ class Binding:
     # ------------------------------------------------------------------ what is known
 
     @property
+    def is_known(self) -> bool:
+        """Whether the run was joined."""
+        return self._info is not None
+
+    @property
     def info(self) -> RunInfo:
         """The run that was joined."""
         assert self._info is not None, "joined before"

@@ -298,10 +298,15 @@ class watching:
 
 
 def running_loop() -> asyncio.AbstractEventLoop | None:
-    """The event loop that runs in this thread, or None. Does not import asyncio: without it there is none."""
+    """The event loop that runs in this thread, or None. Does not import asyncio: without it there is none.
+
+    Under gevent many greenlets share a thread of the system, and asyncio takes its loop for that of each of them: the
+    one that runs it is the one whose ident it has noted.
+    """
     module = sys.modules.get("asyncio")
     get: Callable[[], asyncio.AbstractEventLoop | None] | None = getattr(module, "_get_running_loop", None)
-    return None if get is None else get()
+    loop = None if get is None else get()
+    return None if getattr(loop, "_thread_id", None) not in (None, threading.get_ident()) else loop
 
 
 def _limit(timeout: object) -> float | None:

@@ -62,6 +62,10 @@ class Slots:
         """The function, called while the units are held."""
         return wrap(self._client, function, "slots", lambda args, kwargs: self._call(function, args, kwargs))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        options = {"max": self._max, "units_": self._units, "timeout": self._timeout, "lease": self._lease_ms / 1000}
+        return _unpickled, (self._client, self.name, options)
+
     def __enter__(self) -> RunContext:
         return self._push(*drive(self._client._connection, self._acquire()))
 
@@ -165,3 +169,7 @@ class Slots:
             raise
         yield from self._release(hold, signal, failed=False)
         return result
+
+
+def _unpickled(client: Runstate, name: str, options: dict[str, Any]) -> Slots:
+    return Slots(client, name, **options)

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Generator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar, cast
 
+from . import errors
 from .context import enter, leave
 from .loading import load
 from .signals import running_loop
@@ -150,6 +151,7 @@ def drive(
 async def adrive(connection: Callable[[], Connection], steps: Steps[T] | Progress[T]) -> T:
     """Runs the steps in a coroutine."""
     load()
+    check_loop()
     progress = steps if isinstance(steps, Progress) else Progress(steps)
     try:
         while True:
@@ -183,6 +185,15 @@ def _session(connection: Callable[[], Connection], step: Deliver) -> Connection:
     """The session that holds the work: ``configure`` may have begun another one meanwhile."""
     session = None if step.hold is None else step.hold.session
     return connection() if session is None else session
+
+
+def check_loop() -> None:
+    """Raises ConfigError where no event loop of asyncio runs, for what would wait for one."""
+    if running_loop() is None:
+        raise errors.ConfigError(
+            "the async forms need asyncio, and no event loop of asyncio runs in this thread: under trio use the plain"
+            " forms in a thread (`await trio.to_thread.run_sync(...)`), or trio-asyncio"
+        )
 
 
 def _run(step: Run) -> Any:

@@ -284,8 +284,8 @@ def test_tls_with_a_certificate_that_the_client_is_told_of(
     with client.slots("gpu", max=1):
         assert client.once(lambda: "x" * 60_000, name="large")() == "x" * 60_000
     client._core.configure({})
-    with pytest.raises(errors.UnavailableError):
-        remote.client(key, base_url=f"tcp://localhost:{remote.port}", timeout="1s", retries=0).run_id()
+    with pytest.raises(errors.ConfigError, match="tls://"):
+        remote.client(key, base_url=f"tcp://localhost:{remote.port}", timeout="5s", retries=0).run_id()
     environ = {**remote.environ(key), "RUNSTATE_CA_FILE": str(cert)}
     assert remote.command("status", **environ).returncode == 0
     program = no_daemon.program(WORKER, **environ)
