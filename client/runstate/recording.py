@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from typing import TYPE_CHECKING
 
@@ -22,6 +21,8 @@ async def record(source: Source, job: wire.JobGrant, hold: Hold, outcome: wire.R
     dropped. The place, which is free already, is taken again while that lasts.
 
     What is refused for good fails the job, which counts; if that is refused, too, its lease lapses, which counts."""
+    import asyncio
+
     assert hold.session is not None, "a session holds it"
     outcomes = hold.session.outcomes
     loop = asyncio.get_running_loop()

@@ -156,6 +156,7 @@ import runstate, shutil, sys, threading
 assert runstate.__file__.startswith(sys.argv[1])
 work, queue = runstate.once(lambda: 1, name="work"), runstate.queue("q", lambda input: input)
 work()
+assert "asyncio" not in sys.modules
 shutil.rmtree(sys.argv[1])
 stop = threading.Event()
 stop.set()
