@@ -200,7 +200,7 @@ def test_an_address_where_nobody_listens_is_exit_code_3(
 
 
 def test_an_address_of_another_form_is_refused(state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RUNSTATE_BASE_URL", "http://example.org")
+    monkeypatch.setenv("RUNSTATE_BASE_URL", "ftp://example.org")
     answer = run()
     assert answer.exit_code == 1
     assert "is not of the form unix:///path, tcp://host:port or tls://host:port" in answer.stderr

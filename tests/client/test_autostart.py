@@ -430,11 +430,15 @@ def test_a_tcp_address_is_dialled() -> None:
         autostart.dial(f"tcp://127.0.0.1:{port}", deadline=soon())
 
 
-@pytest.mark.parametrize(
-    "address", ["/run/x", "unix:/x", "unix://x", "tcp://host", "tcp://:1", "tcp://h:x", "http://h"]
-)
+@pytest.mark.parametrize("address", ["/run/x", "unix:/x", "unix://x", "tcp://host", "tcp://:1", "tcp://h:x", "ftp://h"])
 def test_an_address_of_another_form_is_a_config_error(address: str) -> None:
     with pytest.raises(errors.ConfigError, match="is not of the form"):
+        autostart.dial(address, deadline=soon())
+
+
+@pytest.mark.parametrize("address", ["http://h:1", "https://h"])
+def test_an_address_of_the_http_api_is_told_apart(address: str) -> None:
+    with pytest.raises(errors.ConfigError, match="of the HTTP API"):
         autostart.dial(address, deadline=soon())
 
 

@@ -87,11 +87,14 @@ def test_setup_goes_on_after_a_conflict_and_tells_it(rs: Runstate, make: Make) -
     assert pool(make, "gpu").max == 3
 
 
-def test_places_have_no_upper_bound_and_units_a_default(rs: Runstate) -> None:
+def test_places_have_an_upper_bound_and_units_a_default(rs: Runstate) -> None:
     rs.setup(slots={"gpu": {"max": 1}})
-    queue = rs.queue("q", lambda number: number, slots={"name": "gpu", "units": None}, concurrency=5_000)
-    with serving(rs, concurrency=1_001):
+    queue = rs.queue("q", lambda number: number, slots={"name": "gpu", "units": None}, concurrency=1_000)
+    with serving(rs):
         assert queue(1) == 1
+    for ask in (lambda: rs.serve(concurrency=1_001), lambda: rs.queue("r", lambda number: number, concurrency=1_001)):
+        with pytest.raises(runstate.ConfigError, match="1 to 1000"):
+            ask()
 
 
 def test_of_two_that_hold_one_slot_each_and_want_the_others_one_is_told_at_once(make: Make) -> None:

@@ -68,7 +68,11 @@ def test_a_client_goes_on_when_the_daemon_is_started_again_within_its_timeout(da
 @pytest.mark.parametrize(
     ("environ", "call", "says"),
     [
-        ({"RUNSTATE_BASE_URL": "http://localhost:1"}, "runstate.run_id()", "ConfigError base_url 'http://localhost:1'"),
+        (
+            {"RUNSTATE_BASE_URL": "http://localhost:1"},
+            "runstate.run_id()",
+            "ConfigError the address 'http://localhost:1'",
+        ),
         ({"RUNSTATE_BASE_URL": "unix:///nowhere/x.sock"}, "runstate.run_id()", "UnavailableError nothing listens on"),
         ({"RUNSTATE_BASE_URL": "unix://"}, "runstate.run_id()", "ConfigError"),
         ({"RUNSTATE_BASE_URL": "unix://relative/x"}, "runstate.run_id()", "ConfigError"),
