@@ -6,6 +6,9 @@
 Who lives on with something from after the backup (a token, the id of a run or a job) must not meet a new one of that
 number. So every counter goes on ``LIFT`` above the highest value that it is known to have had. The holders of tokens
 from before it are told that they have lost them: their sessions have ended, as with the death of their processes.
+
+The events of the backup are lifted with their counter: what reads and tidies them takes their numbers for dense, and a
+cursor from before the restore is told that there is a gap.
 """
 
 import logging
@@ -91,12 +94,15 @@ def _make_safe(database: Path, clock: Clock, known: _Known) -> tuple[int, int]:
             raise BackupError("the sessions and holds of the backup cannot be ended: it is damaged")
         connection.execute("BEGIN IMMEDIATE")
         for counter in COUNTERS:
-            highest = max(memory.counters.get(counter, 0), known.numbers.get(counter, 0))
+            present = memory.counters.get(counter, 0)
+            lifted = max(present, known.numbers.get(counter, 0)) + LIFTS.get(counter, LIFT)
+            if counter == "event":
+                tx.run("UPDATE events SET event = event + :lift", lift=lifted - present)
             tx.run(
                 "INSERT INTO counters (counter, value) VALUES (:counter, :value)"
                 " ON CONFLICT (counter) DO UPDATE SET value = excluded.value",
                 counter=counter,
-                value=highest + LIFTS.get(counter, LIFT),
+                value=lifted,
             )
         files.give_id(connection, instance, int(files.make_id(), 16), again=True)  # it is not the one it was
         for key in known.revoked:

@@ -134,6 +134,27 @@ def test_a_second_restore_of_one_backup_gives_no_number_of_the_first_again(place
     assert len(set(given)) == 3
 
 
+def test_events_of_the_backup_stay_and_are_read_in_one_page_with_the_next(place: Place) -> None:
+    h = place.daemon()
+    a = h.session("a")
+    run = a.ask(wire.RunsJoin(name="x")).run
+    kept = h.events(run)
+    place.save()
+    hold_everything(a, run)
+    cursor = a.ask(wire.EventsRead(run=run)).cursor
+    h.close()
+    place.go_back()
+    h = place.daemon()
+    h.pass_ms(0)  # what is to be tidied is tidied
+    b = h.session("b")
+    hold_everything(b, run)
+    page = b.ask(wire.EventsRead(run=run))
+    types = [event.type for event in page.events]
+    assert (types[: len(kept)], types[-1], page.more, page.gap) == (kept, "task.submitted", False, False)
+    assert b.ask(wire.EventsRead(run=run, after=cursor)).gap, "what was read after the backup has not happened"
+    h.close()
+
+
 def test_a_key_that_was_revoked_after_the_backup_stays_revoked(place: Place) -> None:
     h = place.daemon()
     owner = h.session("a")
