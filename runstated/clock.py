@@ -184,13 +184,15 @@ class LeaseAlarm:
         self.arm(None)
         self._closed = True
 
-    def _wait(self, at_ms: int) -> None:
-        left_ms = max(0, at_ms - self._clock.lease_ms())
-        self._timer = self._loop.call_later(min(left_ms, PULSE_MS) / 1000, self._look, at_ms)
+    def _wait(self, at_ms: int, at_least_ms: int = 0) -> None:
+        now_ms = self._clock.lease_ms()
+        ms = min(max(0, at_least_ms, at_ms - now_ms), PULSE_MS)
+        self._timer = self._loop.call_later(ms / 1000, self._look, at_ms, now_ms, ms)
 
-    def _look(self, at_ms: int) -> None:
-        if self._clock.lease_ms() < at_ms:
-            self._wait(at_ms)
+    def _look(self, at_ms: int, seen_ms: int, waited_ms: int) -> None:
+        now_ms = self._clock.lease_ms()
+        if now_ms < at_ms:
+            self._wait(at_ms, 2 * waited_ms if now_ms == seen_ms else 0)  # a clock that stands may do so for long
         else:
             self.arm(None)
             self._on_due()

@@ -90,6 +90,7 @@ class Guard:
                 self._leave(self.lost)
         if self.files is not None:
             self.note(engine.batch, has_log=False)
+            self.files = None  # SQLite itself removes the log now, and a daemon that starts may make us look
         await store.close()
         if not log_of(store.path).exists():
             self.note(self._lock.info.batch, has_log=False)

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import resource
 import socket
 import ssl
 from pathlib import Path
@@ -55,6 +56,11 @@ def tls(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
 def _no_password() -> str:
     """OpenSSL would ask the terminal."""
     raise ValueError("the key is protected by a password; a daemon can only use one that is not")
+
+
+def descriptors_left(sock: socket.socket) -> int:
+    """How many descriptors are left above that of a socket just accepted: the kernel gives the lowest that is free."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0] - sock.fileno()
 
 
 def keep_alive(sock: socket.socket) -> None:

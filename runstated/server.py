@@ -14,20 +14,22 @@ from typing import Any, cast
 import msgspec
 
 from runstate import framing, wire
-from runstated import faults, overview, processes
+from runstated import faults, listening, overview, processes
 from runstated.accepting import Acceptor, QuietLog
 from runstated.access import Access
 from runstated.clock import Timer
 from runstated.engine import Engine
-from runstated.listening import keep_alive
 from runstated.sessions import HelloRefused, Origin, Sessions, Transport
 from runstated.settings import (
     CONNECTIONS_PER_PROCESS_MAX,
+    DESCRIPTORS_KEPT,
+    DESCRIPTORS_OWN,
     END_MS,
     FRAMES_PER_TURN,
     HELLO_BYTES_MAX,
     HELLO_MS,
     LISTEN_BACKLOG,
+    LOOK_MS,
 )
 
 log = logging.getLogger(__name__)
@@ -104,6 +106,7 @@ class Connection(asyncio.Protocol):
         self._end_timer: asyncio.TimerHandle | None = None
         self._frames: deque[tuple[int, bytes]] = deque()  # that have come and wait for their turn
         self._is_paused = self._is_stopped = False
+        self._may_only_look = False  # it has one of the last descriptors
         self._quiet_until = 0.0
 
     # ------------------------------------------------------------------ the transport
@@ -128,7 +131,7 @@ class Connection(asyncio.Protocol):
 
     def _made_over_tcp(self) -> None:
         assert self._transport is not None, "it was made a moment ago"
-        keep_alive(self._transport.get_extra_info("socket"))
+        listening.keep_alive(self._transport.get_extra_info("socket"))
         self._peer = self._transport.get_extra_info("peername")
         self._await_hello()
 
@@ -137,7 +140,13 @@ class Connection(asyncio.Protocol):
             stops = "this daemon is about to stop: files of its state directory were taken away"
             self._fail(0, "UNAVAILABLE", stops, retryable=True)
             return
-        self._hello_timer = self._engine.after(HELLO_MS, self._no_hello)
+        assert self._transport is not None, "it was made a moment ago"
+        left = listening.descriptors_left(self._transport.get_extra_info("socket"))
+        self._may_only_look = left <= DESCRIPTORS_KEPT
+        if left <= DESCRIPTORS_OWN or (self._may_only_look and self._over == "tcp"):
+            self._fail(0, "UNAVAILABLE", SHORT, retryable=True)
+            return
+        self._hello_timer = self._engine.after(LOOK_MS if self._may_only_look else HELLO_MS, self._no_hello)
 
     def connection_lost(self, exc: Exception | None) -> None:
         server = self._server
@@ -235,6 +244,8 @@ class Connection(asyncio.Protocol):
                 self._hello(request_id, cast(wire.Hello, request))
             else:
                 self._fail(request_id, "VALIDATION_FAILED", "the first frame must be a hello")
+        elif self._may_only_look and kind not in (wire.StatusGet, wire.Bye):
+            self._fail(request_id, "UNAVAILABLE", SHORT, retryable=True)
         elif kind in _OF_THE_CONNECTION:
             self._connection_verb(request_id, request)
         elif request_id or not isinstance(request, wire.WaitingRequest):
@@ -267,9 +278,9 @@ class Connection(asyncio.Protocol):
 
     def _hello(self, request_id: int, hello: wire.Hello) -> None:
         try:
-            origin = self._origin()
+            origin = Origin(self._pid, None, None) if self._may_only_look else self._origin()
         except OSError as error:
-            self._fail(request_id, "UNAVAILABLE", f"the daemon is short of descriptors: {error}")
+            self._fail(request_id, "UNAVAILABLE", f"{SHORT}: {error}", retryable=True)
             return
         try:
             access = self._access_of(hello)
@@ -277,10 +288,13 @@ class Connection(asyncio.Protocol):
         except HelloRefused as refused:
             if origin.pidfd is not None:
                 os.close(origin.pidfd)
-            self._fail(request_id, refused.code, str(refused))
+            if self._may_only_look:  # a session that is back, whose process we did not look at
+                self._fail(request_id, "UNAVAILABLE", SHORT, retryable=True)
+            else:
+                self._fail(request_id, refused.code, str(refused))
             return
         self._access = access
-        if self._hello_timer is not None:
+        if self._hello_timer is not None and not self._may_only_look:
             self._hello_timer.cancel()
             self._hello_timer = None
 
@@ -321,7 +335,10 @@ class Connection(asyncio.Protocol):
         return Origin(self._pid, process, pidfd if process is not None else None)
 
     def _no_hello(self) -> None:
-        self._fail(0, "VALIDATION_FAILED", "no hello came in time")
+        if self._session is None:
+            self._fail(0, "VALIDATION_FAILED", "no hello came in time")
+        else:
+            self.end()  # the descriptor is needed
 
     # ------------------------------------------------------------------ out
 
@@ -368,5 +385,6 @@ class Connection(asyncio.Protocol):
 
 
 REQUEST_ID_MAX = 2**63 - 1
+SHORT = "the daemon is short of descriptors: it has too many clients, or a limit of open files that is too low"
 _OF_THE_CONNECTION = frozenset((wire.Hello, wire.Beat, wire.Cancel, wire.Nested, wire.Ack, wire.Bye))
 _OK = wire.encode(wire.Ok())

@@ -16,6 +16,7 @@ from runstated.store.sqlite import Store
 log = logging.getLogger(__name__)
 
 READER_S = 0.25  # how long a checkpoint is put off that met a long read, such as a backup: each try holds up the writer
+FAILED_S = 1.0
 SHRINK_PAUSE_S = 0.05  # between two steps, each of which is one small commit of the writer: some 5 MB in a second
 
 
@@ -25,7 +26,7 @@ class Upkeep:
     def __init__(self, store: Store, spawn: Callable[[Coroutine[Any, Any, None]], None]) -> None:
         self._store = store
         self._spawn = spawn
-        self._is_copying = self._is_shrinking = False
+        self._is_copying = self._is_shrinking = self._has_failed = False
 
     async def after_batch(self, *, has_ticked: bool) -> None:
         """A batch was committed. On a small disk the next one waits for the copy, or it would take the room for it."""
@@ -47,11 +48,13 @@ class Upkeep:
             log.debug("no room was made: %s", error)  # the trouble itself has been told
 
     async def _copy(self) -> None:
-        pause_s = 0.0
         try:
             pause_s = 0.0 if await self._store.checkpoint() else READER_S
+            self._has_failed = False
         except sqlite3.Error as error:
-            log.warning("checkpoint failed: %s", error)
+            if not self._has_failed:  # once, until it works again
+                log.warning("checkpoint failed: %s", error)
+            pause_s, self._has_failed = FAILED_S, True
         asyncio.get_running_loop().call_later(pause_s, self._may_copy)
 
     def _may_copy(self) -> None:

@@ -30,7 +30,7 @@ class Pending:
         loop = asyncio.get_running_loop()
         self.request = request
         self.reply: asyncio.Future[wire.Reply] = loop.create_future()
-        self.parked: asyncio.Future[int] = loop.create_future()  # its ticket
+        self.parked: asyncio.Future[wire.Parked] = loop.create_future()
         self.users = 0
         self.reply.add_done_callback(_look_at)
 
@@ -52,7 +52,7 @@ class Door:
             if isinstance(push, wire.Parked):
                 waits = self.pending.get(push.call)
                 if waits is not None and not waits.parked.done():
-                    waits.parked.set_result(push.ticket)
+                    waits.parked.set_result(push)
             return
         found = self.pending.pop(request_id, None)
         if found is not None and not found.reply.done():

@@ -22,7 +22,7 @@ from runstated.http.app import App
 from runstated.http.gateway import Gateway
 from runstated.http.hosts import Hosts, names_in
 from runstated.sessions import Sessions
-from runstated.settings import LISTEN_BACKLOG, Endpoint
+from runstated.settings import DESCRIPTORS_KEPT, LISTEN_BACKLOG, Endpoint
 
 HEAD_MS = 10_000  # a connection that has not sent the head of a request by now is closed
 KEEP_ALIVE_S = 75
@@ -54,6 +54,9 @@ class Protocol(H11Protocol):
         sock = transport.get_extra_info("socket")
         if sock is not None:
             listening.keep_alive(sock)
+            if listening.descriptors_left(sock) <= DESCRIPTORS_KEPT:
+                transport.close()
+                return
         self._head_timer = self.after(HEAD_MS, self._too_slow)
 
     def handle_events(self) -> None:

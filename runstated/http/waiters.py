@@ -14,6 +14,7 @@ line. So one that was GRANTED need not be remembered: its answer is kept on disk
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
@@ -90,17 +91,20 @@ class Waiters:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._waiters: dict[tuple[Access, str], Waiter] = {}  # by the caller, too: an id proves nothing
-        self._left: dict[tuple[Access, str], tuple[int, int | None]] = {}  # ticket and end of those not asked for
+        self._left: dict[
+            tuple[Access, str], tuple[wire.Parked, int | None]
+        ] = {}  # place and end of those not asked for
 
     async def start(self, access: Access, worker: str, request: Wanted, request_id: int) -> Waiter:
         """Puts a call into its line; returns when it is known whether it has to wait. Raises its refusal."""
         name = _id_of(worker, request, request_id)
         waiter = self._waiters.get((access, name))
         if waiter is None:
-            ticket, until_ms = self._left.pop((access, name), (0, self._until_ms(request)))
-            if ticket:
+            place, until_ms = self._left.pop((access, name), (None, self._until_ms(request)))
+            if place is not None:
                 left_ms = None if until_ms is None else max(1, until_ms - self._now_ms())
-                request = msgspec.structs.replace(request, again=True, ticket=ticket, wait_ms=left_ms)
+                again: dict[str, Any] = {"again": True, "ticket": place.ticket, "proof": place.proof}
+                request = msgspec.structs.replace(request, wait_ms=left_ms, **again)
             door, pending = await self._gateway.start(access, worker, request, request_id)
             waiter = Waiter(name, access, door, pending, until_ms, request.run)
             self._waiters[access, name] = waiter

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import resource
 import signal
@@ -191,6 +192,21 @@ def test_stop_when_nothing_runs_says_so_and_leaves_its_marker(home: Home) -> Non
     answer = home.run("stop")
     assert (answer.returncode, answer.stdout) == (0, "runstated is not running\n")
     assert presence.is_marked_stopped(home.stopped)
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="looks into /proc")
+def test_stop_says_that_it_cannot_reach_a_daemon_of_another_pid_namespace(home: Home) -> None:
+    home.state_dir.mkdir(mode=0o700)
+    with home.lock.open("wb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        held.write(
+            presence.LockInfo(pid=1, birth="1", socket="/s").encode()
+        )  # a number that means another process here
+        held.flush()
+        answer = home.run("stop")
+    assert answer.returncode == 1
+    assert "cannot stop runstated: it runs (pid 1) where this process cannot see it" in answer.stderr
+    assert not home.stopped.exists(), "it runs: clients may start it when it has ended"
 
 
 @pytest.mark.parametrize("command", ["start", "restart"])

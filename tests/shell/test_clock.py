@@ -302,6 +302,24 @@ def test_a_blocked_loop_has_slept_while_an_alarm_is_armed(
     run(loop, story())
 
 
+def test_an_alarm_on_a_clock_that_stands_looks_at_it_seldom(loop: asyncio.AbstractEventLoop) -> None:
+    clock = Clock()
+
+    async def story() -> None:
+        rung = asyncio.Event()
+        alarm = LeaseAlarm(loop, clock, rung.set)
+        clock.freeze()
+        alarm.arm(clock.lease_ms() + 2)
+        before = switches()
+        await asyncio.sleep(0.4)
+        assert switches() - before < 40, "not every two milliseconds"
+        assert not rung.is_set()
+        clock.thaw()
+        await rung.wait()
+
+    run(loop, story())
+
+
 def test_timers_ring_in_order_and_not_when_they_are_cancelled(clock: ManualClock) -> None:
     loop = asyncio.new_event_loop()
     timers = Timers(loop, clock)

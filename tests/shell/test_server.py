@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from runstate import framing, wire
-from runstated import server
+from runstated import server, settings
 from runstated.settings import HELLO_MS
 from tests.engines import life, play
 
@@ -126,6 +126,54 @@ def test_a_request_of_the_connection_that_fails_is_answered(
                 replies += [wire.decode_reply(body) for _, body in splitter.feed(await reader.read(65_536))]
             assert [getattr(reply, "code", "OK") for reply in replies] == ["INTERNAL", "OK"]
             writer.close()
+            await made.drain()
+
+    play(story())
+
+
+def test_with_the_last_descriptors_only_the_status_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "sock"
+    local = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    local.bind(str(path))
+    left = settings.DESCRIPTORS_KEPT + 1
+    monkeypatch.setattr(server.listening, "descriptors_left", lambda _: left)
+
+    async def answers(session: str, request: wire.Request[Any]) -> tuple[Any, bool]:
+        """The reply to the request, and whether the connection is closed then."""
+        reader, writer = await asyncio.open_unix_connection(str(path))
+        hello = wire.Hello(protocol=1, protocol_min=1, session=session, worker=session)
+        writer.write(framing.pack(1, wire.encode(hello)) + framing.pack(2, wire.encode(request)))
+        splitter, reply = framing.Splitter(), None
+        while reply is None or isinstance(reply, wire.Welcome):
+            for _, body in splitter.feed(await reader.read(65_536)):
+                reply = wire.decode_reply(body)
+                if not isinstance(reply, wire.Welcome):
+                    break
+        try:
+            closed = await asyncio.wait_for(reader.read(1), 0.05) == b""
+        except asyncio.TimeoutError:
+            closed = False
+        except ConnectionError:
+            closed = True
+        writer.close()
+        return reply, closed
+
+    async def story() -> None:
+        nonlocal left
+        async with life(tmp_path / "db") as it:
+            made = server.Server(it.engine, version="test", socket_path=str(path))
+            await made.listen(local)
+            assert isinstance((await answers("a", wire.RunsJoin(name="r")))[0], wire.RunView)
+            left = settings.DESCRIPTORS_KEPT
+            reply, closed = await answers("b", wire.StatusGet())
+            assert (type(reply), closed) == (wire.StatusView, False)
+            for session in ("c", "a"):  # a new one, and one that is back
+                reply, closed = await answers(session, wire.RunsJoin(name="r"))
+                assert (reply.code, reply.retryable, closed) == ("UNAVAILABLE", True, True)
+                assert "short of descriptors" in reply.message
+            left = settings.DESCRIPTORS_OWN
+            reply, closed = await answers("d", wire.StatusGet())
+            assert (reply.code, closed) == ("UNAVAILABLE", True)
             await made.drain()
 
     play(story())

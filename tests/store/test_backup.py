@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 import stat
 import threading
@@ -12,8 +13,6 @@ import pytest
 
 from runstated.store import backup, schema
 from runstated.store.backup import BackupError
-
-WRITES = 200
 
 
 @pytest.fixture
@@ -37,8 +36,24 @@ def rows(path: Path, sql: str) -> list[tuple[object, ...]]:
         connection.close()
 
 
+def test_a_commit_of_another_connection_does_not_make_the_copy_start_anew(database: Path, tmp_path: Path) -> None:
+    writer = sqlite3.connect(database, isolation_level=None)
+    left: list[int] = []
+
+    def step(status: int, remaining: int, total: int) -> None:
+        left.append(remaining)
+        if len(left) <= 3:
+            writer.execute("INSERT INTO counters VALUES (?, 1)", (f"c{len(left)}",))
+
+    with backup.reading(database) as source, contextlib.closing(sqlite3.connect(tmp_path / "copy")) as copy:
+        source.backup(copy, pages=4, progress=step)
+        assert copy.execute("SELECT count(*) FROM counters WHERE counter LIKE 'c_'").fetchone() == (0,)
+    writer.close()
+    assert len(left) > 5
+    assert left == sorted(left, reverse=True)
+
+
 def test_a_backup_is_a_private_file_of_one_moment_while_others_write(database: Path, tmp_path: Path) -> None:
-    """Each commit of another connection would make the copy start anew, if it had no transaction of its own."""
     target = tmp_path / "saved.db"
     begun, done = threading.Event(), threading.Event()
 
