@@ -7,6 +7,7 @@ in ``Future.result``. What is not understood here counts as not waiting.
 
 from __future__ import annotations
 
+import inspect
 import sys
 import threading
 import weakref
@@ -66,16 +67,17 @@ def _callbacks(future: Any) -> list[Any]:
 
 
 def _completed_by(callback: Any) -> Iterator[Any]:
-    """The futures that a callback completes, as far as it needs all it is called for."""
+    """The futures that a callback completes, as far as it needs all it is called for. Any object of the user's may be
+    among the values: none is asked for an attribute, for that may run its code."""
     values = [cell.cell_contents for cell in getattr(callback, "__closure__", None) or () if _is_full(cell)]
     if "FIRST_COMPLETED" in [value for value in values if isinstance(value, str)]:
         return
     values += getattr(callback, "args", ())  # of a partial
     owner = getattr(callback, "__self__", None)
     for value in (*values, owner):
-        group = getattr(value, "_on_completed_fut", None)  # a task group's
+        group = inspect.getattr_static(value, "_on_completed_fut", None)  # a task group's
         for future in (value, group):
-            if hasattr(future, "add_done_callback") and not _is_task(future):
+            if hasattr(type(future), "add_done_callback") and not _is_task(future):
                 yield future
 
 

@@ -184,11 +184,11 @@ class Heart:
         self._thread: threading.Thread | None = None
 
     def start(self) -> str:
-        """Makes sure that it runs; why it does not, if it cannot. Called by whoever reads: one thread at a time."""
+        """Makes sure that it runs; why it does not, if it cannot. Of two begun at once the last stays."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._live, name="runstate-heartbeat", daemon=True)
+            thread = self._thread = threading.Thread(target=self._live, name="runstate-heartbeat", daemon=True)
             try:
-                why_not = threads.start(self._thread)
+                why_not = threads.start(thread)
             except BaseException:
                 self._thread = None  # it may run already: it will see that it is not wanted
                 raise

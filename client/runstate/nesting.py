@@ -36,7 +36,7 @@ class Nesting:
     def __init__(self, calls: Mapping[int, Call], tell: Callable[[wire.Nested], None]) -> None:
         self._calls = calls
         self._tell = tell
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # so that a signal handler may call while the thread that it interrupts does
         self._watched: list[_Watched] = []
         self._is_running = False
 
@@ -49,8 +49,9 @@ class Nesting:
             self._is_running = True
         try:
             threading.Thread(target=self._run, name="runstate-nesting", daemon=True).start()
-        except RuntimeError:  # no thread can be started: the call stands as it was made
+        except RuntimeError:  # no thread can be started: the calls stand as they were made
             self._is_running = False
+            self._watched.clear()
 
     def _run(self) -> None:
         pause_s = PAUSE_S

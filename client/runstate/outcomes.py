@@ -134,7 +134,7 @@ class Outcomes:
         outcome = Outcome(next(self._ids), deliver, future_waker(loop, future))
         try:
             self._owe(outcome)
-            self._start(self._call(outcome, loop))
+            self._offer(outcome, loop)
             await asyncio.wait((future,), timeout=None if for_ever else self._timeout_s)
             return outcome.taken()
         finally:
@@ -165,6 +165,14 @@ class Outcomes:
         call.again, call.is_offer = outcome.again, True
         outcome.call, outcome.again, outcome.due = call, True, inf
         return call
+
+    def _offer(self, outcome: Outcome, loop: asyncio.AbstractEventLoop | None) -> None:
+        """An offer that cannot be begun (no thread is to be had that would read) is one that was not taken."""
+        call = self._call(outcome, loop)
+        try:
+            self._start(call)
+        except errors.UnavailableError as error:
+            call.finish(None, error)
 
     def _arrived(self, outcome: Outcome) -> bool:
         """What came of an offer. Twice for one, where an interrupt came in between."""
@@ -203,7 +211,7 @@ class Outcomes:
         """For the heartbeat: offers what is due; when to look again."""
         for outcome in list(self._owed.values()):
             if outcome.due <= time.monotonic():
-                self._start(self._call(outcome, None))
+                self._offer(outcome, None)
         return min((outcome.due for outcome in list(self._owed.values())), default=inf)
 
 

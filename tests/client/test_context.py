@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import sys
 import threading
@@ -92,6 +93,30 @@ def test_what_a_task_was_started_in_is_inherited_unless_it_is_awaited_there(is_a
 
     expected = (((1,), ()), ((1, 2), ())) if is_awaited else (((), (1,)), ((2,), (1,)))
     assert asyncio.run(main()) == expected
+
+
+def test_what_a_callback_refers_to_is_not_asked_for_attributes() -> None:
+    class Proxy:
+        """As of a request that is over: any use of it fails."""
+
+        def __getattr__(self, name: str) -> object:
+            raise RuntimeError(f"{name} outside of a request")
+
+    async def main() -> tuple[tuple[int, ...], tuple[int, ...]]:
+        entered = enter(CONTEXT, 1)
+        started, go_on, ended, proxy = asyncio.Event(), asyncio.Event(), asyncio.Event(), Proxy()
+        task = asyncio.create_task(held_by_a_task(started, go_on))
+        task.add_done_callback(lambda _: ended.set() if proxy else None)
+        task.add_done_callback(functools.partial(lambda proxy, _: None, proxy))
+        try:
+            await started.wait()
+            go_on.set()
+            await ended.wait()
+            return (await task)[0]
+        finally:
+            leave(entered)
+
+    assert asyncio.run(main()) == ((), (1,))
 
 
 def test_how_a_task_stands_is_told_later_too() -> None:
