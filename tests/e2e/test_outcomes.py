@@ -98,7 +98,7 @@ def test_who_waits_for_jobs_goes_on_while_the_daemon_cannot_write(shared: Daemon
         job = queue.send(0)
         with shared.without_writes():
             with pytest.raises(runstate.UnavailableError):
-                make(retries=0).run("new").run_id()  # from now on all is refused
+                make(retries=0, timeout="300ms").run("new").run_id()  # from now on all is refused
             results = [threads.submit(call) for call in (job.result, lambda: job.result("60s"))]
             time.sleep(FAULT_S)
             assert not any(result.done() for result in results)
