@@ -35,7 +35,7 @@ async def _create(path: Path) -> None:
 def _fill(path: Path) -> None:
     h = Harness(path)
     connection: sqlite3.Connection = h.connection
-    a, b = h.session("a"), h.session("b", space="other")
+    a, b = h.session("unix/7:default//a"), h.session("unix/5:other//b", space="other")  # as Access.session_name says
     run = a.ask(wire.RunsJoin(name="job", deadline_ms=4_000_000_000_000)).run
     below = a.ask(wire.RunsChild(parent=run, name="below")).run
     over = a.ask(wire.RunsJoin(name="over")).run

@@ -97,7 +97,7 @@ def test_a_crash_before_the_first_table_leaves_a_file_that_can_be_migrated(conne
 # ------------------------------------------------------------------ an old file
 
 
-@pytest.mark.parametrize("version", [1, 2, 7])
+@pytest.mark.parametrize("version", [1, 2, 7, 8])
 def test_a_database_of_an_older_version_loads_and_says_what_it_said(tmp_path: Path, version: int) -> None:
     path = tmp_path / "old.db"
     path.write_bytes(gzip.decompress((GOLDEN / f"v{version}.db.gz").read_bytes()))
@@ -151,7 +151,7 @@ def use_what_is_new(a: Client, run: str) -> None:
     assert "task.submitted" in [event.type for event in a.ask(wire.EventsRead(run=run)).events]
 
 
-@pytest.mark.parametrize("version", [1, 2, 7])
+@pytest.mark.parametrize("version", [1, 2, 7, 8])
 def test_a_database_of_an_older_version_is_migrated_in_one_go(tmp_path: Path, version: int) -> None:
     path = tmp_path / "old.db"
     path.write_bytes(gzip.decompress((GOLDEN / f"v{version}.db.gz").read_bytes()))
@@ -349,7 +349,7 @@ def test_tables_use_only_types_that_both_databases_have() -> None:
     assert types <= {"TEXT", "BIGINT", "INT"}
 
 
-@pytest.mark.parametrize("version", [1, 2, 7])
+@pytest.mark.parametrize("version", [1, 2, 7, 8])
 def test_the_golden_file_is_small_and_was_closed_in_good_order(tmp_path: Path, version: int) -> None:
     packed = GOLDEN / f"v{version}.db.gz"
     assert packed.stat().st_size < 20_000
