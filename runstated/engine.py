@@ -79,7 +79,7 @@ class Engine:
         self._upkeep = Upkeep(store, self._spawn)
         self._looks: list[Callable[[], None]] = []  # for when no batch changes the memory
         self._tick_wanted = False
-        self._unknown_beats: list[tuple[str, int]] = []
+        self._unknown_beats: dict[str, set[int]] = {}  # tokens by session
         self._in_flight = False
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
@@ -189,17 +189,21 @@ class Engine:
         now = self.clock.lease_ms()
         for token in tokens:
             if not self.memory.beat(session, token, now):
-                # A batch in flight may be taken back, and with it the end of this lease: ask again after it.
-                self._unknown_beats.append((session, token))
+                # A batch in flight may be taken back, and with it the end of this lease: ask again after it. A batch
+                # may take long, and a client make up tokens: more than anybody can hold are not kept.
+                unknown = self._unknown_beats.setdefault(session, set())
+                if len(unknown) < wire.HELD_MAX:
+                    unknown.add(token)
         if self._unknown_beats and not self._in_flight:
             self._tell_unknown_beats()
 
     def _tell_unknown_beats(self) -> None:
         now = self.clock.lease_ms()
-        unknown, self._unknown_beats = self._unknown_beats, []
-        for session, token in unknown:
-            if not self.memory.beat(session, token, now):
-                self._push(session, wire.LeaseLost(token=token, reason="the lease is gone"))
+        beats, self._unknown_beats = self._unknown_beats, {}
+        for session, tokens in beats.items():
+            for token in tokens:
+                if not self.memory.beat(session, token, now):
+                    self._push(session, wire.LeaseLost(token=token, reason="the lease is gone"))
 
     # ------------------------------------------------------------------ the gate after a restart
 

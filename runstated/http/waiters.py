@@ -26,6 +26,7 @@ from runstated.http.names import from_id, to_id
 from runstated.store.tx import Access
 
 Wanted = wire.LimitsTake | wire.SlotsAcquire
+Place = tuple[wire.Parked, int | None]  # in a line, and when the wait is over
 CLAIM_MS = wire.LEASE_MS_MIN
 UNREAD_MS = 5_000
 REMEMBERED_MS = 60_000
@@ -91,9 +92,7 @@ class Waiters:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._waiters: dict[tuple[Access, str], Waiter] = {}  # by the caller, too: an id proves nothing
-        self._left: dict[
-            tuple[Access, str], tuple[wire.Parked, int | None]
-        ] = {}  # place and end of those not asked for
+        self._left: dict[tuple[Access, str], Place] = {}  # by those who are not asked for
 
     async def start(self, access: Access, worker: str, request: Wanted, request_id: int) -> Waiter:
         """Puts a call into its line; returns when it is known whether it has to wait. Raises its refusal."""
@@ -185,10 +184,14 @@ class Waiters:
         if waiter.state == "WAITING" and waiter.pending.parked.done():
             waiter.state = "EXPIRED"
             key = (waiter.access, waiter.id)
-            self._left[key] = (waiter.pending.parked.result(), waiter.until_ms)
+            left = self._left[key] = (waiter.pending.parked.result(), waiter.until_ms)
             self._waiters.pop(key, None)
             self._gateway.cancel(waiter.door, waiter.pending)
-            waiter.timer = self._gateway.engine.after(REMEMBERED_MS, lambda: self._left.pop(key, None))
+            waiter.timer = self._gateway.engine.after(REMEMBERED_MS, lambda: self._forget_place(key, left))
+
+    def _forget_place(self, key: tuple[Access, str], left: Place) -> None:
+        if self._left.get(key) is left:  # and not the one that it has left since
+            del self._left[key]
 
     def _until_ms(self, request: Wanted) -> int | None:
         return None if request.wait_ms is None else self._now_ms() + request.wait_ms

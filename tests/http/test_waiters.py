@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from runstated.http.waiters import CLAIM_MS, UNREAD_MS
+from runstated.http.waiters import CLAIM_MS, REMEMBERED_MS, UNREAD_MS
 from tests.engines import Life, life, play
 from tests.http.test_spaces import Client, two_spaces
 
@@ -62,6 +62,23 @@ def test_a_waiter_that_nobody_asks_for_leaves_the_line_and_finds_its_place_again
             assert await state(client, late) == "WAITING"
             assert await becomes_signaled(it, client, late), "what was promised and not claimed goes to the next"
             assert await becomes_signaled(it, client, dead), "its turn, if it is there after all"
+
+    play(story())
+
+
+def test_a_waiter_that_left_its_line_twice_has_its_place_for_a_minute_from_the_second_time(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with life(tmp_path / "db") as it:
+            client, run, permit, grant = await slots_of_one(it)
+            slow = await wait(client, run, permit, "slow")
+            await it.pass_ms(UNREAD_MS + REMEMBERED_MS // 2)
+            assert await state(client, slow) == "WAITING"
+            await it.pass_ms(REMEMBERED_MS // 2 + UNREAD_MS)
+            assert not it.engine.memory.calls
+            late = await wait(client, run, permit, "late")
+            assert await state(client, slow) == "WAITING"
+            await release(client, grant)
+            assert [await state(client, each) for each in (slow, late)] == ["SIGNALED", "WAITING"]
 
     play(story())
 

@@ -508,6 +508,23 @@ def test_a_beat_beside_a_batch_that_is_taken_back_renews_what_that_batch_had_end
     play(story())
 
 
+def test_beats_for_made_up_tokens_do_not_pile_up_beside_a_long_batch(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with life(tmp_path / "db") as it:
+            await it.session("a")
+            run = await it.run_id()
+            await it.engine.settle()
+            async with Stopped(it):
+                it.submit("a", acquire(run))
+                await asyncio.sleep(0)
+                for first in range(10**6, 10**6 + 3 * wire.HELD_MAX, wire.LISTED_MAX):
+                    it.engine.beat("a", range(first, first + wire.LISTED_MAX))
+            await it.engine.settle()
+            assert len(it.told("a", wire.LeaseLost)) == wire.HELD_MAX
+
+    play(story())
+
+
 def test_a_beat_beside_the_batch_that_ends_its_lease_is_told(tmp_path: Path) -> None:
     async def story() -> None:
         async with life(tmp_path / "db") as it:
