@@ -6,7 +6,7 @@ import pytest
 
 from runstate import wire
 from runstated.domain import tidy
-from runstated.store.tx import EVENTS_LOOK_EACH
+from runstated.store import tx
 from tests.harness import Client, Harness, check_resources
 
 DAY_MS = 24 * 3_600_000
@@ -111,7 +111,7 @@ def test_a_daemon_in_which_nothing_becomes_due_keeps_its_events_bounded(
         a.ask(wire.QueuesSend(run=run, queue="q", key=str(number), input="1", attempts=3))
     h.pass_ms(0)
     left = h.value("SELECT count(*) FROM events")
-    assert 1_000 <= left < 1_000 + tidy.EVENTS_IN_ONE_STEP + EVENTS_LOOK_EACH
+    assert 1_000 <= left < 1_000 + tidy.EVENTS_IN_ONE_STEP + tx.EVENTS_LOOK_EACH
 
 
 def test_old_events_go_by_their_age_also_in_a_quiet_daemon(h: Harness, a: Client) -> None:
@@ -243,3 +243,50 @@ def gpu(units: int) -> wire.Needs:
 
 def wanted_units(wants: str) -> int:
     return int(json.loads(wants)["slots"][0][1])
+
+
+# ------------------------------------------------------------------ a long life
+
+
+def test_a_month_of_quiet_use_leaves_no_more_than_what_is_promised(h: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each day some programs come, work in the run that lives, in child runs and in runs of their own, and go."""
+    monkeypatch.setattr(tidy, "EVENTS_KEPT", 500)
+    monkeypatch.setattr(tx, "EVENTS_LOOK_EACH", 100)
+    owner = h.session("owner")
+    owner.ask(wire.BudgetsDeclare(budget="llm", limit_minor=1_000_000))
+    sizes = []
+    for day in range(60):
+        for program in range(2):
+            a_day(h, f"{day}-{program}")
+        h.pass_ms(DAY_MS)
+        sizes.append({name: h.value(f"SELECT count(*) FROM {name}") for name in BOUNDED})
+    assert sizes[-1] == sizes[29], "what a month has left is what two months leave"
+    assert sizes[-1]["sessions"] == 1
+    assert h.value("SELECT count(*) FROM once_keys") == 60 * 2, "a living run keeps its answers"
+
+
+BOUNDED = ("sessions", "leases", "replies", "ledger", "reservations", "units", "timers", "needs", "events", "runs")
+
+
+def a_day(h: Harness, name: str) -> None:
+    client = h.session(name)
+    living = client.ask(wire.RunsJoin(name="living")).run
+    own = client.ask(wire.RunsJoin(name=f"own {name}")).run
+    child = client.ask(wire.RunsChild(parent=living)).run
+    token = client.ask(wire.OnceAcquire(run=living, key=name)).token
+    client.ask(wire.OnceComplete(run=living, key=name, token=token, result="1"))
+    client.ask(wire.OnceAcquire(run=child, key="held to the end"))
+    client.ask(wire.QueuesSend(run=own, queue="q", key="1", input="1", attempts=3, needs=a_slot(client)))
+    (grant,) = client.ask(wire.QueuesAdmit(queues=(wire.AdmitFrom(run=own, queue="q"),))).jobs
+    client.ask(wire.QueuesComplete(job=grant.job, token=grant.token, result="1"))
+    held = client.ask(wire.BudgetsReserve(run=own, budget="llm", amount_minor=2))
+    client.ask(wire.BudgetsSettle(reservation=held.reservation, cost_minor=1, work_key="w"))
+    client.ask(wire.TimersSleep(run=own, name="t", after_ms=0))
+    client.ask(wire.RunsJoin(name="living", keep=True))
+    client.ask(wire.RunsEnd(run=own, state="finished"))
+    client.die()
+
+
+def a_slot(client: Client) -> wire.Needs:
+    client.ask(wire.SlotsDeclare(pool="gpu", max=5))
+    return gpu(1)
