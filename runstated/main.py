@@ -61,7 +61,7 @@ def daemon_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--http-hosts",
             metavar="NAMES",
-            help="Names under which HTTP is asked for, separated by commas. Default: those of --http and --tls-cert.",
+            help="Further host names that HTTP requests may use, separated by commas.",
         ),
         click.option("--http", metavar="HOST:PORT", help="Serve the HTTP API here, too. Needs keys."),
         click.option("--tcp", metavar="HOST:PORT", help="Serve clients over TCP, too (port 0: any). Needs keys."),
