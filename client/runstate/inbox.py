@@ -157,7 +157,8 @@ class Inbox:
         elif isinstance(push, wire.LeaseLost):
             hold = self._holds.get(push.token)
             if hold is not None:
-                log.warning("lost the hold %d in the run %s: %s", hold.token, hold.run, push.reason)
+                if not hold.is_owed:  # else the answer to its outcome says it, or that it was ended by just that
+                    log.warning("lost the hold %d in the run %s: %s", hold.token, hold.run, push.reason)
                 hold.lose(errors.LeaseLostError(f"the hold on the work is lost: {push.reason}", code="LEASE_LOST"))
         elif isinstance(push, wire.RunEnded):
             code = "DEADLINE_EXCEEDED" if push.state == "expired" else "SCOPE_CANCELLED"

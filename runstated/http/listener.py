@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 import ssl
 from collections.abc import Callable, Iterable, Iterator
@@ -15,7 +16,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from runstated import listening
-from runstated.accepting import Acceptor
+from runstated.accepting import Acceptor, QuietLog
 from runstated.clock import Timer
 from runstated.engine import Engine
 from runstated.http.app import App
@@ -23,6 +24,9 @@ from runstated.http.gateway import Gateway
 from runstated.http.hosts import Hosts, names_in
 from runstated.sessions import Sessions
 from runstated.settings import DESCRIPTORS_KEPT, LISTEN_BACKLOG, Endpoint
+
+log = logging.getLogger(__name__)
+uvicorn_log = logging.getLogger("uvicorn.error")
 
 HEAD_MS = 10_000  # a connection that has not sent the head of a request by now is closed
 KEEP_ALIVE_S = 75
@@ -91,11 +95,26 @@ def _protocol(config: uvicorn.Config, server: Server) -> asyncio.BaseProtocol:
     return protocol
 
 
+class Quiet(logging.Filter):
+    """What uvicorn warns of is what strangers send."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._log_of_strangers = QuietLog(log)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno == logging.WARNING:
+            self._log_of_strangers.warning("%s", record.getMessage())
+        return record.levelno != logging.WARNING
+
+
 class HttpListener:
     """A listener on a bound socket."""
 
     def __init__(self, acceptor: Acceptor, gateway: Gateway, server: Server, task: asyncio.Task[None]) -> None:
         self._acceptor, self._gateway, self._server, self._task = acceptor, gateway, server, task
+        self._quiet = Quiet()
+        uvicorn_log.addFilter(self._quiet)
 
     @classmethod
     async def open(
@@ -157,3 +176,4 @@ class HttpListener:
         self._acceptor.close()
         self._server.should_exit = True
         await self._task
+        uvicorn_log.removeFilter(self._quiet)

@@ -690,3 +690,12 @@ def test_https_with_a_certificate_of_ones_own(no_daemon: Daemon, tmp_path: Path)
 
 def test_a_client_that_sends_its_head_too_slowly_is_dropped(slow: socket.socket) -> None:
     assert slow.recv(1_000) == b""
+
+
+def test_strangers_cannot_fill_the_log(served: Daemon) -> None:
+    port, before = int(served.running().http.rpartition(":")[2]), served.output.count("Invalid HTTP")
+    for _ in range(200):
+        with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as connected:
+            connected.sendall(b"100% GARBAGE\r\n\r\n")
+            assert connected.recv(12) == b"HTTP/1.1 400"
+    assert 0 < served.output.count("Invalid HTTP") - before < 50  # one a second

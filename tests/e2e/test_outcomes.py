@@ -217,3 +217,22 @@ def test_an_outcome_goes_through_the_session_that_holds_the_work(rs: Runstate, m
 
     assert rs.once(work)() == 1
     assert rs.once(work)() == 1
+
+
+def test_a_hold_that_its_own_outcome_has_ended_is_not_said_to_be_lost(
+    rs: Runstate, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As after a restart: the outcome was recorded, its answer got lost, and both it and a beat are sent again."""
+    connection = rs._connection()
+    held = [rs.slots(name, max=1) for name in ("ends", "is-lost")]
+    holds = [slots.__enter__() and slots._entered[-1].hold for slots in held]
+    holds[0].is_owed = True
+    for hold in holds:
+        connection.call(wire.Release(token=hold.token))
+    connection._beat(tuple(hold.token for hold in holds))
+    assert all(hold.signal.wait(30) for hold in holds)
+    assert [record.args[0] for record in caplog.records if "lost the hold" in record.msg] == [holds[1].token]
+    holds[0].is_owed = False
+    for slots in held:
+        with pytest.raises(runstate.LeaseLostError):
+            slots.__exit__(None, None, None)
