@@ -287,7 +287,7 @@ class Connection:
                 why_not = self._wake_reader()
                 if why_not:  # those who wait for others to read would wait in vain
                     self._inbox.fail(errors.UnavailableError(why_not, code="UNAVAILABLE"))
-            elif self._is_retired:
+            elif self._is_retired and not self.outcomes:
                 self.close()
 
     def _wake_reader(self) -> str:

@@ -14,6 +14,7 @@ import pytest
 
 import runstate
 from runstate import Runstate, wire
+from runstate.steps import Deliver
 from tests.e2e.inside import Make, money, pool, serving
 from tests.e2e.support import Daemon, eventually
 
@@ -165,6 +166,23 @@ def test_what_a_daemon_cannot_write_down_is_given_back_as_soon_as_it_can(shared:
         del answer
         eventually(lambda: not connection.holds.given, "it was sent")
     eventually(lambda: connection.call(wire.SlotsGet(pool="pool")).reply.used == 0)
+
+
+def test_a_session_that_nobody_needs_any_more_ends_when_all_that_it_owes_is_recorded(
+    shared: Daemon, make: Make
+) -> None:
+    client = make()
+    connection, run = client._connection(), client.run_id()
+    ends = Deliver(wire.RunsEnd(run=run, state="stopped"), None, patient=False)
+    with shared.without_writes():
+        with pytest.raises(runstate.UnavailableError):
+            connection.outcomes.deliver(ends)
+        (outcome,) = connection.outcomes._owed.values()
+        connection.retire()
+        eventually(lambda: outcome.pause > 0.4, "it was offered again, and refused")
+    looker = make()._connection()
+    eventually(lambda: looker.call(wire.RunsGet(run=run)).reply.state == "stopped")
+    eventually(lambda: connection._stream is None, "the session has ended")
 
 
 def test_a_cost_that_cannot_be_is_charged_as_the_reserve_and_the_result_counts(rs: Runstate, make: Make) -> None:
