@@ -164,13 +164,13 @@ def _call(spec: Budget, function: Callable[..., Any], args: tuple[Any, ...], kwa
     except BaseException:
         hold.release()
         raise
-    broken: errors.ConfigError | None = None
+    broken: BaseException | None = None
     cost = reserve
     if spec.cost is not None:
         try:
             counted = result.result if isinstance(result, Streamed) else result
             cost = cost_minor(spec.name, spec.cost, counted, scale)
-        except errors.ConfigError as error:
+        except BaseException as error:  # also Ctrl-C: it was spent all the same
             broken = error
     try:
         yield Deliver(wire.BudgetsSettle(reservation=reservation, cost_minor=cost, work_key="settle"), hold)

@@ -201,6 +201,16 @@ def test_a_cost_that_cannot_be_is_charged_as_the_reserve_and_the_result_counts(r
     assert money(make, "money") == (0, 10**9)
 
 
+def test_a_cost_that_is_interrupted_is_charged_as_the_reserve(rs: Runstate, make: Make) -> None:
+    def cost(result: int) -> int:
+        raise KeyboardInterrupt
+
+    pays = rs.budget("money", lambda: 1, reserve=5, cost=cost, limit=10)
+    with pytest.raises(KeyboardInterrupt):
+        pays()
+    assert money(make, "money") == (0, 500)
+
+
 class Model:
     def model_dump(self) -> dict[str, int]:
         return {"n": 1}
