@@ -155,7 +155,7 @@ class Outcomes:
 
     def _leave(self, outcome: Outcome) -> None:
         """Nobody waits for it any more."""
-        outcome.wake = None
+        outcome.wake = outcome.late = None
         if outcome.request_id in self._owed and outcome.due == inf:
             outcome.due = time.monotonic() + outcome.pause  # the offer may have been interrupted half-way
             self._holds.wake()
@@ -176,7 +176,7 @@ class Outcomes:
 
     def _arrived(self, outcome: Outcome) -> bool:
         """What came of an offer. Twice for one, where an interrupt came in between."""
-        call, hold, wake = outcome.call, outcome.hold, outcome.wake
+        call, hold, wake, late = outcome.call, outcome.hold, outcome.wake, outcome.late
         if call is None or (call.answer is None and call.error is None):
             return True  # of an offer that was interrupted, and made again
         if isinstance(call.error, errors.UnavailableError):
@@ -184,8 +184,8 @@ class Outcomes:
             outcome.due = time.monotonic() + outcome.pause
             outcome.pause = min(OFFER_S_MAX, outcome.pause * 2)
             self._holds.wake()
-            if is_first and outcome.late is not None:
-                outcome.late()
+            if is_first and late is not None:
+                late()
             if wake is not None and not outcome.patient:
                 wake()
         else:

@@ -63,3 +63,22 @@ def test_who_waits_for_ever_waits_also_where_no_thread_can_be_started() -> None:
         assert (await recording).reply == wire.Ok()
 
     asyncio.run(main())
+
+
+def test_who_has_left_is_not_told_that_it_takes_longer() -> None:
+    """Its loop may be closed: to call into that would end the thread that reads for everybody."""
+    threads = Threads()
+    threads.are_there = True
+    loop = asyncio.new_event_loop()
+
+    def late() -> None:
+        loop.call_soon_threadsafe(print)
+
+    async def main() -> None:
+        await asyncio.wait_for(threads.outcomes.adeliver(Deliver(ENDS, None, late=late), for_ever=True), 0.01)
+
+    with pytest.raises(asyncio.TimeoutError):
+        loop.run_until_complete(main())
+    loop.close()
+    threads.offered[-1].finish(None, errors.UnavailableError("away", code="UNAVAILABLE"))
+    assert threads.outcomes, "it is owed all the same"
