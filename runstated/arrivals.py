@@ -8,6 +8,9 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 from itertools import chain, zip_longest
 
+import msgspec
+
+from runstate import wire
 from runstated.batch import Acked, Ask, Away, Cancelled, Ended, Entry, Nested, Opened, Reread, Tick
 from runstated.pressure import Pressure
 from runstated.waits import CallKey
@@ -127,6 +130,12 @@ class Arrivals:
             assert self._gate is not None, "something was found behind it"
             self._gate.remove(ask)
             self._uncount(ask)
+
+    def nest(self, call: CallKey, nested: wire.Nested) -> None:
+        """It is made inside of other holds by now: so it is to go through the gate."""
+        for ask in self._gate or ():
+            if ask.key == call:
+                ask.request = msgspec.structs.replace(ask.request, within=nested.within, inherited=nested.inherited)
 
     def open_gate(self) -> None:
         """Lets in what was held back, by arrival numbers."""

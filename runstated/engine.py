@@ -178,6 +178,7 @@ class Engine:
 
     def nest(self, session: str, request: wire.Nested) -> None:
         """A call that may be waiting is made inside of other holds from now on."""
+        self._arrivals.nest((session, request.call), request)
         self.submit(Nested(session, request))
 
     def acknowledge(self, session: str, request_ids: tuple[int, ...]) -> None:

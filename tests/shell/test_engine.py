@@ -383,6 +383,24 @@ def test_after_a_restart_lines_are_formed_by_the_old_arrival_numbers(tmp_path: P
     play(story())
 
 
+def test_what_is_held_back_is_made_where_its_caller_says_by_then(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with life(tmp_path / "db") as it:
+            for name in "ab":
+                await it.session(name)
+            run = await it.run_id()
+            x, y = [(await it.ask(name, acquire(run, key))).token for name, key in (("a", "x"), ("b", "y"))]
+            it.engine.hold_back()
+            task = it.submit("a", acquire(run, "y", inherited=(x,)))
+            closes = it.submit("b", acquire(run, "x", within=(y,)))
+            it.engine.nest("a", wire.Nested(call=task[1], within=(x,)))
+            await it.engine.settle()
+            it.engine.open_lines()
+            assert (await it.answer(closes)).code == "DEADLOCK"
+
+    play(story())
+
+
 def test_arrival_numbers_go_on_after_a_restart(tmp_path: Path) -> None:
     async def story() -> None:
         tickets = []
