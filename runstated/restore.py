@@ -20,7 +20,7 @@ from pathlib import Path
 import runstate
 from runstate import presence
 from runstated import loading, lockfile
-from runstated.batch import Ended, Executor
+from runstated.batch import Ended, Executor, Lost
 from runstated.clock import Clock
 from runstated.lines import Memory
 from runstated.settings import Settings
@@ -89,7 +89,10 @@ def _make_safe(database: Path, clock: Clock, known: _Known) -> tuple[int, int]:
         rest = [Ended(session.session, "died") for session in sessions]
         executor = Executor(memory, clock, instance)
         while rest:
-            rest = rest[executor.run(connection, rest) :]
+            try:
+                rest = rest[executor.run(connection, rest) :]
+            except Lost as lost:
+                raise lost.cause from lost
         if tx.one("SELECT session FROM sessions UNION ALL SELECT subject FROM leases LIMIT 1") is not None:
             raise BackupError("the sessions and holds of the backup cannot be ended: it is damaged")
         connection.execute("BEGIN IMMEDIATE")

@@ -12,6 +12,7 @@ import pytest
 import runstated
 from runstate import paths, wire
 from runstated import lockfile, restore, settings
+from runstated.batch import Executor, Lost
 from runstated.settings import Settings
 from runstated.store import backup, schema
 from runstated.store.backup import BackupError
@@ -202,6 +203,22 @@ def test_nothing_is_touched_while_a_daemon_runs_or_when_the_backup_is_bad(place:
     assert place.config.database.read_bytes() == before
     names = {path.name for path in place.config.state_dir.iterdir()}
     assert names == {paths.DATABASE_NAME, paths.LOCK_NAME}
+
+
+def test_a_disk_that_gets_full_in_the_middle_is_told_as_such(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    h = place.daemon()
+    h.session("a")
+    h.close()
+    place.save()
+    before = place.config.database.read_bytes()
+
+    def is_full(*_: object) -> int:
+        raise Lost(0, sqlite3.OperationalError("database or disk is full"))
+
+    monkeypatch.setattr(Executor, "run", is_full)
+    with pytest.raises(sqlite3.OperationalError, match="disk is full"):
+        place.go_back()
+    assert place.config.database.read_bytes() == before
 
 
 def test_every_counter_is_lifted() -> None:
