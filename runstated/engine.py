@@ -185,11 +185,12 @@ class Engine:
         """Kept replies have arrived."""
         self.submit(Acked(session, request_ids))
 
-    def beat(self, session: str, tokens: Iterable[int]) -> None:
-        """Renews leases, in memory. A session is told of a token that it does not hold."""
+    def beat(self, session: str, tokens: Iterable[int], *, is_told: bool = True) -> None:
+        """Renews leases, in memory. A session is told of a token that it does not hold, or where not ``is_told`` by
+        its next beat."""
         now = self.clock.lease_ms()
         for token in tokens:
-            if not self.memory.beat(session, token, now):
+            if not self.memory.beat(session, token, now) and is_told:
                 # A batch in flight may be taken back, and with it the end of this lease: ask again after it. A batch
                 # may take long, and a client make up tokens: more than anybody can hold are not kept.
                 unknown = self._unknown_beats.setdefault(session, set())

@@ -34,6 +34,8 @@ from runstated.settings import (
 
 log = logging.getLogger(__name__)
 
+BEHIND_BYTES = 1024 * 1024  # a client with more than this unread is not told of holds that it makes up
+TOKENS_PER_FRAME = 4  # of a beat, that cost the daemon as much as another frame
 UNSENT_BYTES_MAX = 64 * 1024 * 1024  # a client that does not read its replies is cut off here
 
 
@@ -105,6 +107,7 @@ class Connection(asyncio.Protocol):
         self._hello_timer: Timer | None = None
         self._end_timer: asyncio.TimerHandle | None = None
         self._frames: deque[tuple[int, bytes]] = deque()  # that have come and wait for their turn
+        self._left = 0  # frames of the present turn
         self._is_paused = self._is_stopped = False
         self._may_only_look = False  # it has one of the last descriptors
         self._quiet_until = 0.0
@@ -185,7 +188,9 @@ class Connection(asyncio.Protocol):
         """Some of the frames that have come. While there are more, the connection is read no further: others have their
         turn, and a session that sends faster than it is served fills its own socket."""
         self._is_paused = False
-        for _ in range(FRAMES_PER_TURN):
+        self._left = FRAMES_PER_TURN
+        while self._left > 0:
+            self._left -= 1
             if self._transport is None or self._transport.is_closing():
                 self._frames.clear()
             if not self._frames:
@@ -257,7 +262,9 @@ class Connection(asyncio.Protocol):
     def _connection_verb(self, request_id: int, request: wire.Request[Any]) -> None:
         assert self._session is not None, "only after the hello"
         if isinstance(request, wire.Beat):
-            self._engine.beat(self._session, request.tokens)
+            self._left -= len(request.tokens) // TOKENS_PER_FRAME
+            is_behind = self._transport is not None and self._transport.get_write_buffer_size() > BEHIND_BYTES
+            self._engine.beat(self._session, request.tokens, is_told=not is_behind)
         elif isinstance(request, wire.Cancel):
             self._engine.cancel(self._session, request.call)
         elif isinstance(request, wire.Nested):

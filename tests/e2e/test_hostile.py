@@ -225,6 +225,22 @@ with Raw(Path(sys.argv[1])) as raw:
     assert program.ends_well() == ["Welcome"]
 
 
+def test_made_up_holds_do_not_pile_up_unread(daemon: Daemon) -> None:
+    beats, tokens = 400, wire.LISTED_MAX
+    with Raw(daemon.socket) as raw:
+        raw.hello(session="beats")
+        for first in range(beats):
+            raw.send(wire.Beat(tokens=tuple(range(10**9 + first * tokens, 10**9 + (first + 1) * tokens))), 0)
+        raw.ask(wire.RunsJoin(name="beats"))  # all that had not come out of the socket by now is told
+        told = sum(isinstance(push, wire.LeaseLost) for push in raw.pushes)
+        assert 0 < told < beats * tokens / 4
+        raw.ask(wire.RunsJoin(name="beats"))
+        raw.pushes.clear()
+        raw.send(wire.Beat(tokens=(7,)), 0)
+        raw.ask(wire.RunsJoin(name="beats"))
+        assert raw.pushes == [wire.LeaseLost(token=7, reason="the lease is gone")]
+
+
 def test_a_client_that_does_not_read_is_cut_off(daemon: Daemon) -> None:
     """It asks for 80 MB of results, all of which the daemon would have to keep for it."""
     with Raw(daemon.socket) as raw, Raw(daemon.socket) as other:
