@@ -192,7 +192,10 @@ def patience(call: Call, timeout_s: float) -> awake.Patience:
 def no_answer(request: wire.Request[Any], timeout_s: float) -> errors.UnavailableError:
     """The error for an answer that has not come in time."""
     verb = type(request).__struct_config__.tag
-    return errors.UnavailableError(f"runstated did not answer {verb} within {timeout_s:g} s", code="UNAVAILABLE")
+    return errors.UnavailableError(
+        f"runstated did not answer {verb} within {timeout_s:g} s: `runstate status` shows whether it can write or hangs",
+        code="UNAVAILABLE",
+    )
 
 
 def unavailable(error: BaseException) -> errors.RunstateError:

@@ -264,3 +264,11 @@ def test_a_hold_that_its_own_outcome_has_ended_is_not_said_to_be_lost(
     for slots in held:
         with pytest.raises(runstate.LeaseLostError):
             slots.__exit__(None, None, None)
+
+
+def test_a_newcomer_is_told_where_to_look_while_the_daemon_cannot_write(shared: Daemon, make: Make) -> None:
+    with (
+        shared.without_writes(),
+        pytest.raises(runstate.UnavailableError, match=r"within 1 s: `runstate status` shows"),
+    ):
+        make(timeout="1s").run_id()
