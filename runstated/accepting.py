@@ -70,8 +70,10 @@ class Acceptor:
         self._resume()
 
     def close(self) -> None:
-        """Accepts nobody any more; the socket stays open. Whoever is accepted already is let be."""
+        """Accepts nobody any more; the socket stays open. Handshakes under way end, connections stay."""
         self._is_closed = True
+        for stranger in self._strangers.values():
+            stranger.cancel()  # where it is in a handshake, that would hold up the drain
         self._loop.remove_reader(self.sock)
 
     def admit(self, peer: Peer, key: str) -> str | None:

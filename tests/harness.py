@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import sqlite3
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -194,6 +195,7 @@ class Harness:
     def __init__(self, path: str | Path = ":memory:") -> None:
         self.clock = ManualClock()
         self.connection: Any = sqlite3.connect(path, isolation_level=None, cached_statements=512, factory=Connection)
+        weakref.finalize(self, self.connection.close)  # Python 3.13 warns of one that is left open
         if path == ":memory:":
             _new_database().backup(self.connection)
         schema.migrate(self.connection)

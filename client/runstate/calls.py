@@ -193,7 +193,8 @@ def no_answer(request: wire.Request[Any], timeout_s: float) -> errors.Unavailabl
     """The error for an answer that has not come in time."""
     verb = type(request).__struct_config__.tag
     return errors.UnavailableError(
-        f"runstated did not answer {verb} within {timeout_s:g} s: `runstate status` shows whether it can write or hangs",
+        f"runstated did not answer {verb} within {timeout_s:g} s: `runstate status` shows whether it can write or"
+        " hangs",
         code="UNAVAILABLE",
     )
 

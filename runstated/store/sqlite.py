@@ -315,9 +315,15 @@ def is_full(error: sqlite3.Error) -> bool:
     return "disk is full" in str(error)  # its code is known from Python 3.11 on
 
 
+ROOM_UNKNOWN = 2**50
+
+
 def free_bytes(directory: Path) -> int:
-    """The room that we may use on the disk of a directory."""
-    return shutil.disk_usage(directory).free
+    """The room that we may use on the disk of a directory; without a bound where the system does not tell."""
+    try:
+        return shutil.disk_usage(directory).free
+    except OSError:
+        return ROOM_UNKNOWN
 
 
 def _size(path: Path) -> int:

@@ -445,3 +445,7 @@ def test_a_long_read_holds_up_nobody_and_the_log_starts_anew_after_it(
         await store.close()
 
     play(run())
+
+
+def test_room_that_the_system_does_not_tell_is_no_trouble(tmp_path: Path) -> None:
+    assert sqlite.free_bytes(tmp_path / "gone") == sqlite.ROOM_UNKNOWN
