@@ -6,7 +6,7 @@ import datetime
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from . import errors, units
+from . import errors, threads, units
 from .results import RunEvent, RunState, RunStatus, Waiting, WorkerStatus
 from .signals import Signal, SupportsIsSet, watching
 from .steps import Steps, adrive, check_loop, drive
@@ -79,7 +79,7 @@ class Feed:
 
     def after_trouble(self, error: errors.RunstateError) -> float:
         """How long to wait after an error that may pass, in seconds. Raises it if it will not."""
-        if not isinstance(error, errors.UnavailableError):
+        if not isinstance(error, errors.UnavailableError) or error.message == threads.LIMIT:
             raise error
         pause, self.pause_s = self.pause_s, min(RETRY_S_MAX, self.pause_s * 2)
         return pause

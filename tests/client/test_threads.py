@@ -29,15 +29,16 @@ def slots():
     with runstate.slots("s"): return 1
 async def aslots():
     async with runstate.slots("s"): return 1
-calls = [once, spend, slots, lambda: asyncio.run(aslots()), lambda: runstate.serve(signal=threading.Event())]
+def events(): return next(runstate.events())
+calls = [once, spend, slots, lambda: asyncio.run(aslots()), events, lambda: runstate.serve(signal=threading.Event())]
 say(*[name(call) for call in calls])
 say(runstate.run_id() != "")
 hear()
 threading.stack_size(0)
-say(*[call() for call in calls[:-1]])
+say(*[call() for call in calls[:-2]])
 """
     )
-    program.expect(" ".join(["UnavailableError UNAVAILABLE"] * 5))
+    program.expect(" ".join(["UnavailableError UNAVAILABLE"] * 6))
     program.expect("True")
     daemon.nothing_is_left()
     program.say()
