@@ -194,8 +194,10 @@ class Harness:
 
     def __init__(self, path: str | Path = ":memory:") -> None:
         self.clock = ManualClock()
-        self.connection: Any = sqlite3.connect(path, isolation_level=None, cached_statements=512, factory=Connection)
-        weakref.finalize(self, self.connection.close)  # Python 3.13 warns of one that is left open
+        self.connection: Any = sqlite3.connect(
+            path, isolation_level=None, cached_statements=512, factory=Connection, check_same_thread=False
+        )
+        weakref.finalize(self, self.connection.close)  # in whatever thread; Python 3.13 warns of one left open
         if path == ":memory:":
             _new_database().backup(self.connection)
         schema.migrate(self.connection)
