@@ -80,6 +80,9 @@ def test_what_ends_in_trouble_is_recorded_after_it(shared: Daemon, make: Make, h
         failed = [threads.submit(failing, "failing"), threads.submit(wasted, "wasted")]
         for _ in range(8):
             assert ends.begun.acquire(timeout=30)
+        look = make()._connection()
+        # A call that begins while nothing of its session is open is told at once that nobody listens.
+        eventually(lambda: "group" in {wait.kind for wait in look.call(wire.StatusGet()).reply.waits})
         with trouble(shared, how):
             ends.over.set()
         assert [call.result(30) for call in calls] == ["once", "cost", True, ["gathered"]]
