@@ -198,6 +198,7 @@ class Executor:
     def _entry(self, tx: Tx, entry: Entry) -> None:
         memory = self.memory
         tx.now_ms, tx.lease_ms = self.clock.wall_ms(), self.clock.lease_ms()
+        tx.lease_epoch_ms = self.clock.lease_epoch_ms()
         tx.caller = _no_caller
         tx.woken.clear()
         memory.left.clear()

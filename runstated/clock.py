@@ -37,6 +37,10 @@ LOOK_MS = 15_000
 """How often a pending wall deadline is looked at where the kernel cannot wake us when the clock is set: a machine that
 resumes, or whose clock is put forward, is noticed within this time, at two wake-ups per idle half minute."""
 
+SLEW_MS = 50
+"""How far the wall clock may drift from the lease clock (rounding, NTP that slews it) before a time of the one is
+spelled anew in the other: so one end of a lease is told as one wall time, however often it is asked for."""
+
 WALL_MS_MAX = 9_000_000_000_000
 """The latest wall time an alarm is set to, in the year 2255: nanoseconds of later years do not fit 64 bits."""
 
@@ -67,6 +71,7 @@ class Clock:
         self._pending = 0  # alarms that are armed: each of them looks every PULSE_MS
         self._seen_ms = 0  # steady time of the last look
         self._woke_ms = -1
+        self._epoch_ms: int | None = None  # what `lease_epoch_ms` told last
 
     def wall_ms(self) -> int:
         """Unix time. May jump either way."""
@@ -84,6 +89,15 @@ class Clock:
         """Steady time minus all that was taken out. Never goes back; comparable within one life of the daemon only."""
         with self._lock:
             return self._lease(self.steady_ms())
+
+    def lease_epoch_ms(self) -> int:
+        """What to add to a lease time to tell it as a wall time. Changes only when the two clocks part by more than
+        `SLEW_MS`: the wall clock was set, or time was taken out of the lease clock."""
+        with self._lock:
+            epoch_ms = self.wall_ms() - self._lease(self.steady_ms())
+            if self._epoch_ms is None or abs(epoch_ms - self._epoch_ms) > SLEW_MS:
+                self._epoch_ms = epoch_ms
+            return self._epoch_ms
 
     def woke_ms(self) -> int:
         """The lease time at which the daemon woke from its last sleep; -1 before the first."""

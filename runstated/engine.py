@@ -352,6 +352,7 @@ class Engine:
         def work(connection: sqlite3.Connection) -> wire.Reply:
             tx = Tx(connection, self.memory, self.store.instance)
             tx.now_ms, tx.lease_ms = self.clock.wall_ms(), self.clock.lease_ms()
+            tx.lease_epoch_ms = self.clock.lease_epoch_ms()
             tx.caller = Caller(session, access, request_id)
             answer = dispatch.answer(tx, request)
             assert isinstance(answer, wire.Reply), "a verb that only reads answers at once"

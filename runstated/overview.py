@@ -70,8 +70,7 @@ class Overview:
         return None if hold is None else self._in_wall_time(hold.expires)
 
     def _in_wall_time(self, lease_ms: int) -> int:
-        clock = self._engine.clock
-        return clock.wall_ms() + lease_ms - clock.lease_ms()
+        return self._engine.clock.lease_epoch_ms() + lease_ms
 
     def _wait(self, call: Call, names: dict[str, str]) -> wire.WaitView:
         memory = self._engine.memory

@@ -180,7 +180,7 @@ def renew(tx: Tx, token: int, length_ms: int) -> int:
         length=length_ms,
     )
     tx.renew(token, length_ms)
-    return tx.now_ms + length_ms
+    return tx.lease_epoch_ms + tx.lease_ms + length_ms
 
 
 def find(tx: Tx, token: int, secret: str) -> Lease | None:

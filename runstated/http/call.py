@@ -73,8 +73,7 @@ class Call:
         """When a hold lapses unless it is renewed, as the API spells it."""
         engine = self.gateway.engine
         hold = engine.memory.holds.get(token)
-        left_ms = 0 if hold is None else hold.expires - engine.clock.lease_ms()
-        return to_iso(self.now_ms() + left_ms)
+        return to_iso(self.now_ms() if hold is None else engine.clock.lease_epoch_ms() + hold.expires)
 
     def steady_ms(self) -> int:
         return self.gateway.engine.clock.steady_ms()

@@ -116,8 +116,8 @@ class TooMany(Refusal):
 class Tx:
     """One transaction, and the part of the daemon's memory that changes with it.
 
-    ``now_ms`` is wall time (what a calendar means), ``lease_ms`` the lease clock (leases and waits); both are read
-    once for each entry of a batch.
+    ``now_ms`` is wall time (what a calendar means), ``lease_ms`` the lease clock (leases and waits), which shows
+    ``lease_epoch_ms`` less; all are read once for each entry of a batch.
     """
 
     def __init__(self, connection: sqlite3.Connection, memory: Memory, instance: str) -> None:
@@ -126,6 +126,7 @@ class Tx:
         self._instance = instance
         self.now_ms = 0
         self.lease_ms = 0
+        self.lease_epoch_ms = 0
         self.caller = Caller()
         self.woken: list[Topic] = []
 
@@ -277,7 +278,7 @@ class Tx:
     def expires_ms(self, token: int) -> int | None:
         """When a lease lapses unless it is renewed, as an estimate in wall time (for display)."""
         hold = self._memory.holds.get(token)
-        return None if hold is None else self.now_ms + hold.expires - self.lease_ms
+        return None if hold is None else self.lease_epoch_ms + hold.expires
 
     def hold(self, token: int, session: str, length_ms: int, subject: Topic) -> None:
         """A lease begins: it lapses ``length_ms`` after now, on the lease clock, unless it is renewed.

@@ -125,6 +125,24 @@ def test_setting_the_wall_clock_does_not_touch_leases(clock: ManualClock) -> Non
     assert clock.lease_ms() == lease + 10
 
 
+def test_the_end_of_a_lease_is_told_as_one_wall_time() -> None:
+    clock = Clock()
+    end_ns = time.monotonic_ns() + 20_000_000  # whole milliseconds of two clocks: rounded apart most of the time
+    told = {clock.lease_epoch_ms()}
+    while time.monotonic_ns() < end_ns:
+        told.add(clock.lease_epoch_ms())
+    assert len(told) == 1
+
+
+def test_a_wall_clock_that_drifts_moves_no_end_and_one_that_is_set_moves_all(clock: ManualClock) -> None:
+    assert clock.lease_epoch_ms() + clock.lease_ms() == clock.wall_ms()
+    before_ms = clock.lease_epoch_ms()
+    clock.jump_wall(clock_module.SLEW_MS)
+    assert clock.lease_epoch_ms() == before_ms
+    clock.jump_wall(3_600_000)
+    assert clock.lease_epoch_ms() + clock.lease_ms() == clock.wall_ms()
+
+
 def test_skipped_time_is_missing_from_the_lease_clock(clock: ManualClock) -> None:
     lease = clock.lease_ms()
     clock.pass_ms(5_000)
