@@ -45,8 +45,6 @@ log = logging.getLogger(__name__)
 
 R = TypeVar("R")
 
-THREAD = object()  # the reader thread has the turn
-
 
 class Connection:
     """See the module. ``call`` blocks, ``acall`` does not; both from any thread."""
@@ -66,19 +64,17 @@ class Connection:
         self._stream: Stream | None = None
         self._was_lost = False  # with something open: worth trying for longer to get it back
         self._absence = absence.Absence(self.address.is_remote)
-        self._turn: object = None
+        self._turn: Call | Gate | None = None  # who reads: a caller, or the reader thread that waits at this gate
         self._turn_of = 0  # the thread of the caller that has the turn
         self._reader_thread = 0
         self._is_retired = False
         self._owes = False  # some of the news could not be sent
         self._ids = itertools.count(1)
         self.runs = Runs()
-        self._reader: Gate | None = None  # opened when the reader thread is to take the turn
-        self.outcomes = Outcomes(self.holds, self._ids, self._offer, self._read_for, self.address.timeout_s)
+        self._reader: Gate | None = None  # opened when the reader thread has got the turn
+        self.outcomes = Outcomes(self.holds, self._ids, self._offer, self._deliver, self.address.timeout_s)
         self._heart = self.outcomes.heart = Heart(self.holds, self._beat, self.outcomes.offer)
-        self._inbox = Inbox(
-            self._lock, self.holds, self.runs, self._news, self._start_threads, self._say, self._abandon
-        )
+        self._inbox = Inbox(self._lock, self.holds, self.runs, self._news, self._start_threads, self._say)
         self._calls = self._inbox.calls
         self._nesting = Nesting(self._calls, self._nested)
 
@@ -185,6 +181,15 @@ class Connection:
         self._check()
         return self._start(call)
 
+    def _deliver(self, call: Call, left: awake.Patience) -> None:
+        """Offers an outcome, and reads until it is answered if that is the caller's turn."""
+        try:
+            if self._offer(call):
+                self._read_for(call, left)
+        except BaseException:
+            self._pass_turn(call)  # once more: the interrupt may have come before that was done
+            raise
+
     def _start(self, call: Call) -> bool:
         """Registers the call and sends it. True: it is the caller's turn to read."""
         with self._lock:
@@ -252,6 +257,8 @@ class Connection:
         try:
             while not call.done:
                 stream = self._stream
+                if self._turn is not call:  # lost to a call of a signal handler, see ``_end_own_turn``
+                    break
                 if stream is None:  # only where no thread can be started
                     stream = self._connect()
                     left.resume()
@@ -278,7 +285,7 @@ class Connection:
         with self._lock:
             if self._turn is call:
                 self._turn, self._turn_of = None, 0
-                self._wake_if_needed()
+            self._wake_if_needed()
 
     def _wake_if_needed(self) -> None:
         """Gives the turn to the reader thread if nobody has it and there is something to read for (with the lock)."""
@@ -291,19 +298,14 @@ class Connection:
                 self.close()
 
     def _wake_reader(self) -> str:
-        """Gives the turn to the reader thread (with the lock held); why not, where no thread can be started."""
-        self._turn = THREAD
-        try:
-            gate, why_not = self._start_reader()
-            if why_not:
-                self._turn = None
-            else:
-                gate.open()
-        except BaseException:
-            found, self._turn, self._reader = self._reader, None, None
-            if found is not None:
-                found.open()  # it may run already: it will see that it is not wanted
-            raise
+        """Gives the turn to the reader thread (with the lock held); why not, where no thread can be started.
+
+        It is woken first: an interrupt in between leaves a turn that nobody has, not one that nobody takes.
+        """
+        gate, why_not = self._start_reader()
+        if not why_not:
+            gate.open()
+            self._turn = gate
         return why_not
 
     def _start_reader(self) -> tuple[Gate, str]:
@@ -311,49 +313,42 @@ class Connection:
         gate = self._reader  # `close` of another thread takes it away without the lock
         if gate is not None:
             return gate, ""
-        gate = self._reader = Gate()
-        thread = threading.Thread(target=self._live, args=(gate,), name="runstate-reader", daemon=True)
-        try:
-            why_not = threads.start(thread)
-        except BaseException:
-            self._reader = None
-            gate.open()  # it may run already: it will see that it is not wanted
-            raise
-        if why_not:
-            self._reader = None
+        gate = Gate()
+        why_not = threads.start(threading.Thread(target=self._live, args=(gate,), name="runstate-reader", daemon=True))
+        if not why_not:
+            self._reader = gate  # last: one whose start was interrupted sees that it is not wanted
         return gate, why_not
 
     def _live(self, gate: Gate) -> None:
         """The reader thread. While something is held it looks again and again for a daemon that is away."""
-        self._reader_thread = threading.get_ident()
-        pause: float | None = None
-        while True:
-            gate.wait(None if pause is None else awake.Patience(pause))
-            pause = None
-            if not self._is_reader(gate):
-                return
+        while self._is_reader(gate):
+            self._reader_thread = threading.get_ident()
+            pause: awake.Patience | None = None
             try:
-                while self._is_needed():
+                while self._is_needed(gate):
                     self._read_on(self._stream or self._connect())
             except BaseException as error:
                 self._give_up(error)
                 if not isinstance(error, Exception):
                     raise
-                pause = absence.LOOK_S if self.holds else None
+                pause = awake.Patience(absence.LOOK_S) if self.holds else None
+            gate.wait(pause)
 
     def _is_reader(self, gate: Gate) -> bool:
         with self._lock:  # until whoever wakes us is through with it, or was interrupted in it
-            if self._reader is None and self._turn is THREAD and self._stream is not None:
+            if self._reader is not gate and self._turn is gate:
                 self._turn = None  # closed before we began to read: nobody else would see the end
-                self._drop(self._stream)
+                if self._stream is not None:
+                    self._drop(self._stream)
+                self._wake_if_needed()
             return self._reader is gate
 
-    def _is_needed(self) -> bool:
+    def _is_needed(self, gate: Gate) -> bool:
         """Whether it is the reader thread's turn, and it has something to read for; if not, its turn is over."""
         with self._lock:
             if self._turn is None and self.holds:
-                self._turn = THREAD
-            if self._turn is not THREAD:
+                self._turn = gate
+            if self._turn is not gate:
                 return False
             if self._calls or self.holds or self.runs.owned or self._owes:
                 return True
@@ -399,7 +394,9 @@ class Connection:
             self._was_lost = self._owes = False
             self._absence.is_over()
             self.outcomes.hurry()
-            open_calls = [call for _, call in sorted(self._calls.items()) if not call.done]
+            for done in [call for call in self._calls.values() if call.done]:
+                del self._calls[done.request_id]  # it was answered, and then an interrupt came
+            open_calls = [call for _, call in sorted(self._calls.items())]
             again = self._news.recent() + b"".join(framing.pack(call.request_id, call.body()) for call in open_calls)
             stream.write(self._news.before(again + calls.beats(self.holds.tokens())))
         if was_lost:

@@ -84,7 +84,6 @@ class Inbox:
         news: News,
         start_threads: Callable[[], str],
         say: Callable[..., None],
-        abandon: Callable[[Call], None],
     ) -> None:
         self.calls: dict[int, Call] = {}
         self._lock = lock
@@ -93,7 +92,6 @@ class Inbox:
         self._start_threads = start_threads
         self._say = say
         self._news = news
-        self._abandon = abandon
 
     def frame(self, request_id: int, body: bytes) -> None:
         """One frame of the daemon."""
@@ -111,8 +109,7 @@ class Inbox:
             if reply.kept and call.request.replayed and type(reply) not in GRANTING:
                 self._news.acks.append(request_id)
         if isinstance(reply, wire.Error):
-            call.finish(None, greeting.refused(reply))
-            self.calls.pop(request_id, None)
+            self._finish(call, None, greeting.refused(reply))
             return
         holds = _NO_HOLDS
         if type(reply) in GRANTING:
@@ -120,21 +117,23 @@ class Inbox:
         if holds:
             refused = self._look_after(holds.values())
             if refused is not None:
-                call.finish(None, refused)
-                self.calls.pop(request_id, None)
+                self._finish(call, None, refused)
                 return
             if not call.blocking and call.loop is not None:
                 self._refuse_blocked(call, reply)
-        call.finish(Answer(reply, holds))
-        self.calls.pop(request_id, None)
+        self._finish(call, Answer(reply, holds))
+
+    def _finish(self, call: Call, answer: Answer[Any] | None, error: BaseException | None = None) -> None:
+        """The call stays open until its caller is told: after an interrupt in between somebody tells it again."""
+        call.finish(answer, error)
+        with self._lock:
+            if self.calls.get(call.request_id) is call:  # not the next try under its id
+                del self.calls[call.request_id]
 
     def fail(self, error: BaseException) -> None:
         """Nobody will answer what is open."""
-        with self._lock:
-            calls = list(self.calls.values())
-            self.calls.clear()
-        for call in calls:
-            call.finish(None, copied(error))
+        for call in list(self.calls.values()):
+            self._finish(call, None, copied(error))
 
     def _look_after(self, holds: Iterable[Hold]) -> errors.UnavailableError | None:
         """Sees to it that what was granted is renewed. Where no thread is to be had for that it goes back; why, for the
@@ -199,7 +198,7 @@ class Inbox:
                 self._refuse_blocking(call)
 
     def _refuse_blocking(self, call: Call) -> None:
-        self._abandon(call)
+        """The caller abandons it, as it does every call that raises."""
         call.finish(
             None,
             errors.ConfigError(

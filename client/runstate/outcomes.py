@@ -94,7 +94,7 @@ class Outcomes:
         holds: Holds,
         ids: Iterator[int],
         start: Callable[[Call], bool],
-        read_for: Callable[[Call, awake.Patience], None],
+        start_and_read: Callable[[Call, awake.Patience], None],
         timeout_s: float,
     ) -> None:
         self.heart: Heart | None = None  # that calls ``offer``
@@ -102,7 +102,7 @@ class Outcomes:
         self._holds = holds
         self._ids = ids
         self._start = start
-        self._read_for = read_for
+        self._start_and_read = start_and_read
         self._timeout_s = timeout_s
 
     def __bool__(self) -> bool:
@@ -118,8 +118,7 @@ class Outcomes:
             self._owe(outcome)
             call = self._call(outcome, running_loop())
             call.blocking = True
-            if self._start(call):
-                self._read_for(call, left)
+            self._start_and_read(call, left)
             gate.wait(left)
             return outcome.taken()
         finally:

@@ -396,3 +396,22 @@ say(work(2))
 """
     )
     assert program.ends_well() == ["1", "UnavailableError UNAVAILABLE", "2"]
+
+
+def test_a_call_that_begins_while_its_session_is_closed_is_answered(daemon: Daemon) -> None:
+    program = daemon.program(
+        """
+from runstate.connection import Connection
+client = runstate.Runstate()
+connection = client._core.connection()
+def trace(frame, event, argument):
+    if event == "return" and frame.f_code is Connection._wake_reader.__code__:
+        connection.close()  # as another thread does, before the reader thread has looked
+    return trace
+sys.settrace(trace)
+say(client.run_id() != "")
+sys.settrace(None)
+say(client.once(lambda: 1, name="work")())
+"""
+    )
+    assert program.ends_well() == ["True", "1"]

@@ -23,7 +23,7 @@ class Threads:
     def __init__(self) -> None:
         self.are_there = False
         self.offered: list[Call] = []
-        self.outcomes = Outcomes(Holds(), itertools.count(1), self.start, lambda call, left: None, 0.0)
+        self.outcomes = Outcomes(Holds(), itertools.count(1), self.start, lambda call, left: self.start(call), 0.0)
 
     def start(self, call: Call) -> bool:
         self.offered.append(call)

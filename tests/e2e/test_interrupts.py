@@ -6,6 +6,7 @@ limit instead of passing a little later.
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 
@@ -315,28 +316,52 @@ def test_ctrl_c_in_the_first_call_with_all_that_it_imports(shared: Daemon) -> No
 
 
 EVERY_LINE = """
-import faulthandler, linecache
+import faulthandler, linecache, queue, socket
+from runstate import calls, framing, inbox, steps, stream, wire
 # An interrupt before the first line of ours that a call executes, before the second, ... until it gets through.
 PACKAGE = os.path.dirname(runstate.__file__)
-what, first, step = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+what, other, struck_by, first, step = *sys.argv[1:4], int(sys.argv[4]), int(sys.argv[5])
 @runstate.once(name="work", lease="30s")
 def once(n):
     return n
 def send(n):  # holds nothing: the caller reads its own answer
     return n if runstate.queue("q", attempts=1).send(n).id == runstate.queue("q", attempts=1).send(n).id else None
+def outcome(n):
+    ends = wire.RunsEnd(run=ended_run, state="finished")
+    connection.outcomes.deliver(steps.Deliver(ends, None))
+    return n
 clients = {}
 def first_call(n):
-    return clients.setdefault(n, runstate.Runstate(run="r")).once(lambda n: n, name="first")(n)
-work = {"once": once, "send": send, "first call": first_call}[what]
-other = runstate.once(lambda n: [n], name="other") if what != "send" else lambda n: [send(n)]
+    return clients.setdefault(n, runstate.Runstate(run="r")).run_id() and n
+work = {"once": once, "send": send, "outcome": outcome, "first call": first_call}[what]
+ended_run = runstate.Runstate(run="ended").run_id()
+send(0)
+connection = runstate._default._core.connection()
+
+# The other thread begins while the call of the main thread reads: its answer comes with the same bytes, or later.
+meeting = {"another is answered": stream.Stream.read, "another waits": inbox.Inbox.frame}.get(other)
+begin, answered = queue.SimpleQueue(), queue.SimpleQueue()
+
+def meet():
+    begin.put(n)
+    while sys._current_frames()[thread.ident].f_code is not calls.Gate.wait.__code__:
+        time.sleep(0)
+    while other == "another is answered":
+        data = connection._stream._socket.recv(65536, socket.MSG_PEEK)
+        if len(framing.Splitter().feed(data)) >= 2:
+            break
 
 def interrupt_at(line):
-    entered = set()
+    entered, has_met = set(), meeting is None
     def trace(frame, event, argument):
-        nonlocal line
+        nonlocal line, has_met
         if not frame.f_code.co_filename.startswith(PACKAGE):
             return None
-        if event == "line":
+        if not has_met:
+            if frame.f_code is meeting.__code__:
+                has_met = True
+                meet()
+        elif event == "line":
             if linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip().startswith("with "):
                 place = frame, frame.f_lineno
                 if place in entered:  # on the way out, where Python itself looks for no signal
@@ -346,51 +371,78 @@ def interrupt_at(line):
             line -= 1
             if line == 0:
                 at.append(f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}")
-                raise KeyboardInterrupt
+                print(at[-1], file=sys.stderr, flush=True)  # the last one is the one after which all hang
+                entered.clear()
+                if struck_by == "Ctrl-C":
+                    raise KeyboardInterrupt
+                sys.settrace(read_by_turns)
+                assert name(send, 7) in ("7", "UnavailableError UNAVAILABLE"), "a signal handler that calls"
         return trace
     sys.settrace(trace)
+
+def read_by_turns(frame, event, argument):
+    if frame.f_code is stream.Stream.read.__code__ and frame.f_locals["self"] is connection._stream:
+        assert connection._turn_of == threading.get_ident(), "two threads read, and one gets what the other waits for"
 
 def others():
     n = 0
     while not over.is_set():
-        n += 1
-        assert other(n % 50) == [n % 50]
-    done.append(n)
+        n = begin.get() if meeting else (n + 1) % 50
+        assert send(n) == n
+        answered.put(n)
 
-assert work(0) == 0 and other(0) == [0]
-over, done, at = threading.Event(), [], []
+at, over = [], threading.Event()
 thread = threading.Thread(target=others, daemon=True)
-if len(sys.argv) > 4:
+if other != "no other":
     thread.start()
 n = first
 while True:
+    faulthandler.dump_traceback_later(6, exit=True)
+    while other != "another at any moment" and connection._turn is not None:
+        send(7)  # soon nothing is open and nobody reads: so the next call reads itself
+    struck = len(at)
     try:
         interrupt_at(n)
         work(n)
     except KeyboardInterrupt:
         pass
-    else:
-        break
     finally:
         sys.settrace(None)
-    faulthandler.dump_traceback_later(6, exit=True)
+    if meeting:  # for which nothing else must be done here
+        assert answered.get() == n, at[-1]
     assert work(n) == n, at[-1]
-    faulthandler.cancel_dump_traceback_later()
     clients.clear()
+    if len(at) == struck:  # and not where it gets through because a finaliser swallows the interrupt
+        break
     n += step
 over.set()
-if thread.ident:
-    thread.join(10)
-    assert done, "a call of the other thread hangs"
-say("got through at line", n > 100)
+if other == "another at any moment":
+    thread.join()
+faulthandler.cancel_dump_traceback_later()
+say("got through at line", n > 20)
 hear()
 """
 
 
-@pytest.mark.parametrize("others", [[], ["with another thread"]])
-@pytest.mark.parametrize("what", ["once", "send", "first call"])
-def test_an_interrupt_at_every_line(shared: Daemon, what: str, others: list[str]) -> None:
-    programs = [shared.program(EVERY_LINE, what, first, 2, *others) for first in (1, 2)]
+@pytest.mark.parametrize(
+    ("what", "other"),
+    [
+        *itertools.product(("send", "outcome"), ("no other", "another is answered", "another waits")),
+        *itertools.product(("once",), ("no other", "another waits")),
+        ("send", "another at any moment"),
+        ("first call", "no other"),  # in a session of its own
+    ],
+)
+def test_an_interrupt_at_every_line(shared: Daemon, what: str, other: str) -> None:
+    programs = [shared.program(EVERY_LINE, what, other, "Ctrl-C", first, 2) for first in (1, 2)]
+    for program in programs:
+        program.expect("got through at line True")
+    shared.nothing_is_left()
+
+
+@pytest.mark.parametrize("what", ["send", "outcome"])
+def test_a_signal_handler_that_calls_at_every_line(shared: Daemon, what: str) -> None:
+    programs = [shared.program(EVERY_LINE, what, "no other", "a signal", first, 2) for first in (1, 2)]
     for program in programs:
         program.expect("got through at line True")
     shared.nothing_is_left()
