@@ -186,15 +186,16 @@ class Heart:
     def start(self) -> str:
         """Makes sure that it runs; why it does not, if it cannot. Of two begun at once the last stays."""
         if self._thread is None:
-            thread = self._thread = threading.Thread(target=self._live, name="runstate-heartbeat", daemon=True)
+            thread = threading.Thread(target=self._live, name="runstate-heartbeat", daemon=True)
             try:
+                self._thread = thread
                 why_not = threads.start(thread)
+                if why_not:
+                    self._thread = None
             except BaseException:
                 self._thread = None  # it may run already: it will see that it is not wanted
                 raise
-            if why_not:
-                self._thread = None
-                return why_not
+            return why_not
         return ""
 
     def stop(self) -> None:
@@ -206,6 +207,7 @@ class Heart:
         while self._thread is threading.current_thread():
             due = self._holds.wait(self._offer())
             self._beat(self._holds.tokens() if due else ())
+        self._holds.wake()  # whoever has taken our place: we may have heard what was rung for that one
 
 
 GRANTING = frozenset(

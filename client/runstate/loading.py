@@ -13,7 +13,7 @@ import threading
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
-from . import errors
+from . import errors, threads
 
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 _code: dict[str, tuple[ModuleSpec, CodeType | None]] = {}  # of serving.py, until it is run
 _running = threading.Lock()
 _done = threading.Event()
-_started: dict[str, threading.Thread] = {}  # at most one, under "import"
+_starting = threading.RLock()  # so that a signal handler may call while the thread that it interrupts does
+_is_started = False
 
 
 def load() -> None:
@@ -29,19 +30,16 @@ def load() -> None:
 
     Raises UnavailableError in the teardown of the interpreter: no thread runs any more that could read an answer.
     """
+    global _is_started
     if sys.is_finalizing():
         raise errors.UnavailableError("the interpreter is shutting down", code="UNAVAILABLE")
     if _done.is_set():
         return
-    thread = threading.Thread(target=_import, name="runstate-import", daemon=True)
-    try:
-        if _started.setdefault("import", thread) is thread:
-            thread.start()
-    except RuntimeError:  # no thread can be started any more: the interpreter is shutting down
-        _import()
-    except BaseException:
-        _started.clear()  # it may run already; a second one beside it does no harm
-        raise
+    with _starting:
+        if not _is_started:
+            if threads.start(threading.Thread(target=_import, name="runstate-import", daemon=True)):
+                _import()
+            _is_started = True  # last: a second thread, after an interrupt, does no harm
     _done.wait()
 
 
@@ -85,11 +83,10 @@ def serving() -> Any:
 
 
 def _forked() -> None:
-    global _done, _running
-    _running = threading.Lock()
+    global _done, _is_started, _running, _starting
+    _running, _starting = threading.Lock(), threading.RLock()
     if not _done.is_set():
-        _done = threading.Event()
-        _started.clear()
+        _done, _is_started = threading.Event(), False
 
 
 if hasattr(os, "register_at_fork"):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from . import wire
+from . import threads, wire
 from .context import standing
 
 if TYPE_CHECKING:
@@ -46,12 +46,10 @@ class Nesting:
             self._watched.append(_Watched(call))
             if self._is_running:
                 return
-            self._is_running = True
-        try:
-            threading.Thread(target=self._run, name="runstate-nesting", daemon=True).start()
-        except RuntimeError:  # no thread can be started: the calls stand as they were made
-            self._is_running = False
-            self._watched.clear()
+            if threads.start(threading.Thread(target=self._run, name="runstate-nesting", daemon=True)):
+                self._watched.clear()  # the calls stand as they were made
+            else:
+                self._is_running = True  # last: a second thread, after an interrupt, does no harm
 
     def _run(self) -> None:
         pause_s = PAUSE_S

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
+import linecache
+import sys
 import threading
+from collections.abc import Callable, Iterator
+from types import CodeType, FrameType
+from typing import Any
 
 import pytest
 
-from runstate import threads
+from runstate import loading, nesting, threads, wire
+from runstate.calls import Call
+from runstate.connection import Connection
+from runstate.greeting import Address
+from runstate.holds import Heart, Holds
+from runstate.nesting import Nesting
 from tests.e2e.support import Daemon, eventually
 
 HUGE = "threading.stack_size(1 << 46)"  # more than there is, so that no thread can be started
@@ -130,3 +141,114 @@ with runstate.slots("s", max=1, lease="{lease}"):
     eventually(lambda: daemon.holdings()[0].until_ms >= holding.since_ms + 599_000)
     program.say()
     assert program.ends_well() == []
+
+
+def text(frame: FrameType) -> str:
+    return linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+
+
+def interrupts(
+    call: Callable[[], object], *codes: CodeType, meanwhile: Callable[[], object] = lambda: 0
+) -> Iterator[str]:
+    """Calls it again and again, with an interrupt before the first line of this code, before the second, ...; where."""
+    for number in itertools.count(1):
+        seen: list[str] = []
+
+        def trace(frame: FrameType, event: str, _: object, seen: list[str] = seen, number: int = number) -> Any:
+            if frame.f_code not in codes:
+                return None
+            # A `with` comes once more on the way out, where Python itself looks for no signal.
+            if event == "line" and not (text(frame).startswith("with ") and text(frame) in seen):
+                seen.append(text(frame))
+                if len(seen) == number:
+                    meanwhile()
+                    raise KeyboardInterrupt
+            return trace
+
+        sys.settrace(trace)
+        try:
+            call()
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(None)
+        if len(seen) < number:
+            return
+        yield f"an interrupt at {seen[-1]!r}"
+
+
+def test_an_interrupt_in_the_start_of_the_heartbeat_leaves_one_that_beats() -> None:
+    made: list[tuple[Heart, Holds, list[int]]] = []
+
+    def start() -> None:
+        holds, beaten = Holds(), list[int]()
+        made.append((Heart(holds, beaten.extend), holds, beaten))
+        made[-1][0].start()
+
+    for interrupt in interrupts(start, Heart.start.__code__):
+        heart, holds, beaten = made[-1]
+        heart.start()
+        hold = holds.add(7, "r", 30, None)
+        eventually(lambda beaten=beaten: 7 in beaten, interrupt)
+        hold.settle()
+    for heart, _, _ in made:
+        heart.stop()
+
+
+def running(name: str) -> int:
+    return sum(thread.name == name for thread in threading.enumerate())
+
+
+def test_an_interrupt_in_the_start_of_the_reader_leaves_one_that_reads() -> None:
+    made: list[Connection] = []
+
+    def start() -> None:
+        made.append(Connection(Address(url="unix:///none", space="s", key=None, worker=None, timeout_s=1, retries=0)))
+        made[-1]._start_threads()
+
+    codes = (Connection._start_threads.__code__, Connection._start_reader.__code__)
+    for interrupt in interrupts(start, *codes):
+        made[-1]._start_threads()
+        eventually(lambda: running("runstate-reader") == 1, interrupt)
+        made[-1].close()
+        eventually(lambda: running("runstate-reader") == 0, interrupt)
+    made[-1].close()
+
+
+def test_an_interrupt_in_the_start_of_the_looks_leaves_one_that_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nesting, "PAUSE_S", 0.001)
+    call = Call(1, wire.OnceAcquire(run="r", key="k"), lambda: True, None)
+    watching: list[Nesting] = []
+
+    def watch() -> None:
+        watching.append(Nesting({}, lambda told: None))
+        watching[-1].watch(call)
+
+    for interrupt in interrupts(watch, Nesting.watch.__code__):
+        watching[-1].watch(call)
+        eventually(lambda: not watching[-1]._watched, interrupt)
+    eventually(lambda: running("runstate-nesting") == 0)
+
+
+def test_an_interrupt_in_the_start_of_the_import_is_no_matter_to_others() -> None:
+    loading.load()
+    others: list[threading.Thread] = []
+
+    def begin() -> None:
+        others.append(threading.Thread(target=loading.load, daemon=True))
+        others[-1].start()
+        while others[-1].is_alive() and not waits(others[-1]):
+            pass
+
+    def waits(thread: threading.Thread) -> bool:
+        frame = sys._current_frames().get(thread.ident or 0)
+        return frame is not None and ("waiter.acquire" in text(frame) or "with _starting" in text(frame))
+
+    def load() -> None:
+        loading._done.clear()
+        loading._forked()  # as if nothing was imported yet
+        loading.load()
+
+    for interrupt in interrupts(load, loading.load.__code__, meanwhile=begin):
+        others[-1].join(10)
+        assert not others[-1].is_alive(), interrupt
