@@ -195,11 +195,14 @@ def test_an_interrupt_in_the_start_of_the_heartbeat_leaves_one_that_beats() -> N
         heart.stop()
 
 
-def running(name: str) -> int:
-    return sum(thread.name == name for thread in threading.enumerate())
+@pytest.fixture
+def running() -> Callable[[str], int]:
+    """How many threads of a name run that the test has begun: other tests may have left some of theirs."""
+    before = set(threading.enumerate())
+    return lambda name: sum(thread.name == name for thread in threading.enumerate() if thread not in before)
 
 
-def test_an_interrupt_in_the_start_of_the_reader_leaves_one_that_reads() -> None:
+def test_an_interrupt_in_the_start_of_the_reader_leaves_one_that_reads(running: Callable[[str], int]) -> None:
     made: list[Connection] = []
 
     def start() -> None:
@@ -215,7 +218,9 @@ def test_an_interrupt_in_the_start_of_the_reader_leaves_one_that_reads() -> None
     made[-1].close()
 
 
-def test_an_interrupt_in_the_start_of_the_looks_leaves_one_that_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_in_the_start_of_the_looks_leaves_one_that_looks(
+    monkeypatch: pytest.MonkeyPatch, running: Callable[[str], int]
+) -> None:
     monkeypatch.setattr(nesting, "PAUSE_S", 0.001)
     call = Call(1, wire.OnceAcquire(run="r", key="k"), lambda: True, None)
     watching: list[Nesting] = []
