@@ -362,11 +362,11 @@ def interrupt_at(line):
                 has_met = True
                 meet()
         elif event == "line":
-            if linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip().startswith("with "):
-                place = frame, frame.f_lineno
-                if place in entered:  # on the way out, where Python itself looks for no signal
-                    entered.remove(place)
-                    return trace
+            text, place = linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip(), (frame, frame.f_lineno)
+            if text.startswith("pass ") or place in entered:  # or on the way out: Python itself looks for no signal
+                entered.discard(place)
+                return trace
+            if text.startswith("with "):
                 entered.add(place)
             line -= 1
             if line == 0:
