@@ -1,0 +1,1 @@
+"""The engine of live objects, beside the engine that it replaces."""

@@ -1,0 +1,48 @@
+"""Numbers: tokens, ids, events, arrivals. None is given twice in a database, though some may be skipped."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from dataclasses import dataclass, field
+
+SECRETS = ("ticket_secret", "lease_secret")  # 62 random bits each, kept beside the counters
+LIFTED = ("epoch", *SECRETS)  # those that ``lift`` leaves alone
+
+
+@dataclass(slots=True)
+class Numbers:
+    """The counters of a database, shared by all its spaces. ``changed``: those that the next commit writes.
+
+    ``instance``: the database's own short name, the suffix of all its ids.
+    """
+
+    instance: str
+    last: dict[str, int] = field(default_factory=dict)
+    changed: set[str] = field(default_factory=set)
+    _key: bytes = b""
+
+    def next(self, counter: str) -> int:
+        value = self.last[counter] = self.last.get(counter, 0) + 1
+        self.changed.add(counter)
+        return value
+
+    def lift(self, by: int) -> None:
+        """Leaves out so many numbers, which may have been given before and not be on this disk."""
+        for counter in self.last:
+            if counter not in LIFTED:
+                self.last[counter] += by
+                self.changed.add(counter)
+
+    def make_secrets(self) -> None:
+        """What proofs are made with, once for each database."""
+        for name in SECRETS:
+            if name not in self.last:
+                self.last[name] = secrets.randbits(62) | 1
+                self.changed.add(name)
+        self._key = b"".join(self.last[name].to_bytes(8, "big") for name in SECRETS)
+
+    def secret_of(self, token: int) -> str:
+        """The 64 bits, in hexadecimal digits, that prove a hold from another session: only this database gives them for
+        this token, and always the same, so that an answer can be given once more."""
+        return hashlib.blake2b(token.to_bytes(8, "big"), key=self._key, digest_size=8).hexdigest()

@@ -1,0 +1,1 @@
+"""Turns: what has come is decided on live objects, committed, and answered."""

@@ -1,0 +1,1 @@
+"""The database: it knows tables and no rules."""
