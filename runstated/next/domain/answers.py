@@ -21,6 +21,7 @@ class Caller:
     request_id: int = 0
     rank: int = 1
     ticket: int = 0
+    request: wire.Request[Any] | None = None
 
     @property
     def space(self) -> str:

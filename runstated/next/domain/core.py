@@ -70,9 +70,12 @@ class Core:
         self.due_lease_ms: int | None = None
         self.revisit: dict[str, None] = {}  # runs that a tick looks at; a stale entry costs one look
         self.looked_after: dict[int, str] = {}  # token -> a run to revisit when it has ended
+        self.emptied: dict[str, None] = {}  # runs in which nothing is held any more
+        self.ended: list[str] = []  # runs that have ended, whose objects are to leave memory
         self._live: dict[Table[Any], dict[Any, Any]] = {}
         self._fetched: dict[tuple[Table[Any], tuple[str, ...], Hashable], Any] = {}
         self._indexes: dict[type, Any] = {}
+        self._of_run: dict[str, dict[tuple[Table[Any], Hashable], Any]] = {}
 
     def need(self, permission: str, purpose: str) -> None:
         """Raises Forbidden unless the caller has the permission. ``purpose``: what it is needed for, as in "create"."""
@@ -122,17 +125,39 @@ class Core:
     def put(self, table: Table[T], thing: T) -> None:
         """Notes the object as it is now: it is new, or has changed. One that is not live any more leaves memory when
         this is durable."""
-        key = table.key_of(thing)
-        self._note(table, key, table.checked_row(thing))
-        self.live(table)[key] = thing
+        self._note(table, table.key_of(thing), table.checked_row(thing))
+        self.keep(table, thing)
         if not table.is_live(thing):
             self.leaving.append((table, thing))
 
     def remove(self, table: Table[T], thing: T) -> None:
         """Notes that the object is no more."""
+        self._note(table, table.key_of(thing), None)
+        self.drop(table, thing)
+
+    def keep(self, table: Table[T], thing: T) -> None:
+        """The object is in memory from now on, as it is on disk."""
         key = table.key_of(thing)
-        self._note(table, key, None)
+        live = self.live(table)
+        if table.run is not None and key not in live:
+            self._of_run.setdefault(getattr(thing, table.run), {})[table, key] = thing
+        live[key] = thing
+
+    def drop(self, table: Table[T], thing: T) -> None:
+        """The object leaves memory."""
+        key = table.key_of(thing)
         self.live(table).pop(key, None)
+        if table.run is not None:
+            run = getattr(thing, table.run)
+            things = self._of_run.get(run)
+            if things is not None:
+                things.pop((table, key), None)
+                if not things:
+                    del self._of_run[run]
+
+    def things_of_run(self, run: str, many: int) -> list[tuple[Table[Any], Any]]:
+        """The objects in memory that belong to a run, at most ``many``."""
+        return [(table, thing) for (table, _), thing in islice(self._of_run.get(run, {}).items(), many)]
 
     def append(self, table: Table[T], thing: T) -> None:
         """Notes a row of an append table."""
