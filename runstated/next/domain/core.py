@@ -57,10 +57,11 @@ class Core:
         self.caller: Caller = NOBODY
         self.now_ms, self.lease_ms, self.lease_epoch_ms = began.wall_ms, began.lease_ms, 0
         self.began = began  # when this life of the daemon began
+        self.process_of: dict[str, str] = {}  # of the sessions that are open, "" where the kernel does not tell
         self.windows: dict[str, Opening] = {}  # when the windows of limits opened
         self.woken: list[Topic] = []
         self.notes: Notes = {}
-        self.noted = 0  # how many notes were made, ever
+        self.noted = 0  # how often anything was changed, ever
         self.leaving: list[tuple[Table[Any], Any]] = []  # objects that leave memory when the turn is durable
         self.durable: list[Callable[[], object]] = []  # to be called then
         self.settled: list[tuple[Settled, int | None, wire.OnceDone]] = []
@@ -137,6 +138,7 @@ class Core:
 
     def keep(self, table: Table[T], thing: T) -> None:
         """The object is in memory from now on, as it is on disk."""
+        self.noted += 1
         key = table.key_of(thing)
         live = self.live(table)
         if table.run is not None and key not in live:
@@ -145,6 +147,7 @@ class Core:
 
     def drop(self, table: Table[T], thing: T) -> None:
         """The object leaves memory."""
+        self.noted += 1
         key = table.key_of(thing)
         self.live(table).pop(key, None)
         if table.run is not None:

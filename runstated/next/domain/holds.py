@@ -33,6 +33,7 @@ class Lease:
     that an older version made, or ""."""
 
     token: int
+    space: str
     kind: str
     subject: str
     run: str
@@ -57,7 +58,7 @@ class Lease:
         return [self.topic, *(other for pool, _ in self.taken if (other := pool_topic(pool.id)) != self.topic)]
 
 
-LEASES = Table("leases", Lease, key=("token",), run="run", indexes=(Index("leases_by_run", ("run",)),))
+LEASES = Table("leases", Lease, key=("token",), indexes=(Index("leases_by_run", ("run",)),))
 
 
 def topic(kind: str, subject: str, run: str) -> Topic:

@@ -41,6 +41,7 @@ def grant(core: Core, kind: str, subject: str, run: str, length_ms: int, *, unit
     is_kept = request is not None and request.keep  # then the reply itself is, and the lease need not know it
     lease = Lease(
         core.next("token"),
+        core.space,
         kind,
         subject,
         run,
@@ -108,10 +109,10 @@ def renew(core: Core, lease: Lease, length_ms: int) -> int:
     return core.lease_epoch_ms + lease.expires
 
 
-def is_own(core: Core, session: str, token: int, process_of: dict[str, str]) -> bool:
+def is_own(core: Core, session: str, token: int) -> bool:
     """Whether a live lease is the session's, or that of another one of its process in the same space."""
     lease = core.holds.of_token.get(token)
     if lease is None or lease.session == session:
         return lease is not None
-    process = process_of.get(session, "")
-    return bool(process) and process == process_of.get(lease.session)
+    process = core.process_of.get(session, "")
+    return bool(process) and process == core.process_of.get(lease.session)

@@ -145,7 +145,7 @@ def gone(core: Core, lease: Lease, how: str) -> None:
     if how != "released":
         key.takeovers += 1
         core.put(KEYS, key)
-    elif not key.failures and not key.takeovers:
+    elif not key.failures and not key.takeovers and not core.lines.is_awaited(line(key.run, key.key)):
         core.drop(KEYS, key)  # as if it had never been asked for
     core.wake(line(lease.run, lease.subject))
 

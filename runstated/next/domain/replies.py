@@ -28,6 +28,7 @@ class Kept:
 
     session: str
     request: int
+    space: str
     fingerprint: str
     reply: str
     until_ms: int | None = None
@@ -88,6 +89,7 @@ def keep(core: Core, key: CallKey, request: wire.Request[Any], reply: wire.Reply
     kept = Kept(
         caller_of(key[0]) if request.keep else key[0],
         key[1],
+        core.space,
         fingerprint(key, request),
         text,
         core.now_ms + KEPT_MS if request.keep else None,
@@ -135,7 +137,7 @@ def forget_session(core: Core, session: str) -> None:
 
 def forget_for_a_day(core: Core, session: str, request: int) -> None:
     """An answer that was kept for a day must not be given again: what it granted has ended."""
-    core.remove(REPLIES, Kept(caller_of(session), request, "", ""))
+    core.remove(REPLIES, Kept(caller_of(session), request, core.space, "", ""))
 
 
 def caller_of(session: str) -> str:
