@@ -53,6 +53,23 @@ class Parked:
     over: Callable[[Any], wire.Reply] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """A verb's answer that needs many rows: they are read on another thread when all that was noted is written.
+
+    The rows of ``table`` whose columns have the values of ``equals`` and lie in the ranges of ``between`` (from, up to
+    and without), by ``order`` (``newest``: the last first), at most ``many``; ``then`` makes the reply of them.
+    """
+
+    table: Table[Any]
+    then: Callable[[list[Any]], wire.Reply]
+    equals: Mapping[str, Any] = field(default_factory=dict)
+    between: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+    order: str = ""
+    newest: bool = False
+    many: int = 1_000
+
+
 class Missing(Exception):
     """A verb needs an object that is not in memory. Raised before its first change: the engine fetches it, and runs
     the verb again."""

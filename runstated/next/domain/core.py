@@ -9,6 +9,7 @@ nothing was changed. It reads no clock and makes no random number: time, ids and
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from itertools import islice
@@ -41,6 +42,7 @@ class Event:
     data: str
 
 
+RING_MAX = 2_000  # events that stay in memory for those who follow
 EVENTS_TABLE = Table("events", Event, key=("event",), appended=True)
 _to_text = msgspec.json.Encoder().encode
 
@@ -58,6 +60,8 @@ class Core:
         self.now_ms, self.lease_ms, self.lease_epoch_ms = began.wall_ms, began.lease_ms, 0
         self.began = began  # when this life of the daemon began
         self.process_of: dict[str, str] = {}  # of the sessions that are open, "" where the kernel does not tell
+        self.worker_of: dict[str, str] = {}  # their labels
+        self.unnamed: list[int] = []  # sets of needs that leases have ceased to name
         self.windows: dict[str, Opening] = {}  # when the windows of limits opened
         self.woken: list[Topic] = []
         self.notes: Notes = {}
@@ -66,13 +70,15 @@ class Core:
         self.durable: list[Callable[[], object]] = []  # to be called then
         self.settled: list[tuple[Settled, int | None, wire.OnceDone]] = []
         self.forgotten_runs: list[str] = []
-        self.events: list[Event] = []
+        self.ring: deque[Event] = deque(maxlen=RING_MAX)  # the newest events of the space ...
+        self.ring_first = numbers.last.get("event", 0) + 1  # ... all from this number on
         self.due_ms: int | None = None
         self.due_lease_ms: int | None = None
         self.revisit: dict[str, None] = {}  # runs that a tick looks at; a stale entry costs one look
         self.looked_after: dict[int, str] = {}  # token -> a run to revisit when it has ended
         self.emptied: dict[str, None] = {}  # runs in which nothing is held any more
-        self.ended: list[str] = []  # runs that have ended, whose objects are to leave memory
+        self.ended: list[str] = []  # runs that have ended in this entry ...
+        self.clearing: list[str] = []  # ... and those whose objects are to leave memory
         self._live: dict[Table[Any], dict[Any, Any]] = {}
         self._fetched: dict[tuple[Table[Any], tuple[str, ...], Hashable], Any] = {}
         self._indexes: dict[type, Any] = {}
@@ -198,7 +204,10 @@ class Core:
         """Records an event of a run. ``path``: that of the run."""
         told = Event(self.numbers.next("event"), self.space, run, path, event, self.now_ms, _to_text(data).decode())
         self.append(EVENTS_TABLE, told)
-        self.events.append(told)
+        if len(self.ring) == RING_MAX:
+            self.ring_first = self.ring[0].event + 1
+        self.ring.append(told)
+        self.numbers.oldest_event = self.numbers.oldest_event or told.event
         if self.lines.listeners:
             self.woken += [(EVENTS, each) for each in path.strip("/").split("/")]
 

@@ -28,10 +28,18 @@ class LeaseGone(Refusal):
     says = "the hold is gone, or is another session's: it may have lapsed, and somebody else may have it now"
 
 
+def too_many(core: Core, more: int = 1) -> TooMany | None:
+    """The refusal where the caller's session may not hold so many more leases."""
+    if core.holds.number_of_session(core.caller.session) + more <= wire.HELD_MAX:
+        return None
+    return TooMany(f"this session holds {wire.HELD_MAX} leases already, which is the most one may have")
+
+
 def check_room(core: Core, more: int = 1) -> None:
-    """Raises TooMany where the caller's session may not hold so many more. To be asked before anything is changed."""
-    if core.holds.number_of_session(core.caller.session) + more > wire.HELD_MAX:
-        raise TooMany(f"this session holds {wire.HELD_MAX} leases already, which is the most one may have")
+    """Raises it. To be asked before anything is changed."""
+    refused = too_many(core, more)
+    if refused is not None:
+        raise refused
 
 
 def grant(core: Core, kind: str, subject: str, run: str, length_ms: int, *, units: int = 0, needs: int = 0) -> Lease:
@@ -90,6 +98,8 @@ def drop(core: Core, lease: Lease) -> None:
     core.holds.drop(lease)
     for pool, _ in lease.taken:
         core.wake(pool_topic(pool.id))
+    if lease.needs:
+        core.unnamed.append(lease.needs)
     run = core.looked_after.pop(lease.token, None)
     if run is not None:
         core.revisit_run(run)

@@ -14,12 +14,14 @@ LIFTED = ("epoch", *SECRETS)  # those that ``lift`` leaves alone
 class Numbers:
     """The counters of a database, shared by all its spaces. ``changed``: those that the next commit writes.
 
-    ``instance``: the database's own short name, the suffix of all its ids.
+    ``instance``: the database's own short name, the suffix of all its ids. ``oldest_event``: the first that is kept; 0
+    where there is none.
     """
 
     instance: str
     last: dict[str, int] = field(default_factory=dict)
     changed: set[str] = field(default_factory=set)
+    oldest_event: int = 0
     _key: bytes = b""
 
     def next(self, counter: str) -> int:

@@ -221,6 +221,11 @@ def above(run: Run) -> list[str]:
     return list(reversed(run.path.strip("/").split("/")))
 
 
+def below(path: str) -> tuple[str, str]:
+    """The bounds of the paths of a run and all under it: low <= path < high."""
+    return path, path[:-1] + "0"  # "0" follows "/"
+
+
 def tree(run: Run) -> list[Run]:
     """The run and all below it that are in memory, each before those below it."""
     found = [run]

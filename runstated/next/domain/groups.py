@@ -1,0 +1,55 @@
+"""Groups: what `gather` submits. One request makes a child run of its own with all the jobs in it.
+
+    submit --> open, its jobs end one by one --the caller has what it needs, or is gone--> ended, the rest cancelled
+
+A group is a run, so ending it cancels what is left, and a worker of any run above takes its jobs. The same input in
+two groups is different work. Results are handed out in the order in which the jobs end.
+"""
+
+from __future__ import annotations
+
+from runstate import wire
+from runstated.next.domain import jobs, needs, payloads, queues, runs
+from runstated.next.domain.answers import Listing, Parked
+from runstated.next.domain.core import Core
+from runstated.next.domain.jobs import JOBS, Job
+from runstated.waits import Topic
+
+
+def line(run: str) -> Topic:
+    """Where the caller of a group stands."""
+    return queues.group_line(run)
+
+
+def submit(core: Core, request: wire.GroupsSubmit) -> wire.GroupView:
+    """Creates the group's run and its jobs. A group ends with the session that made it."""
+    parent = runs.active(core, request.run)
+    for member in request.members:
+        payloads.check("input", member.input)
+    queue = queues.plan_declare(core, request.queue, request.attempts)
+    wanted = needs.plan(core, request.needs, request.queue)
+    queues.do_declare(core, queue)
+    run = runs.create_group(core, parent, owned=request.owned)
+    made: dict[str, str] = {}
+    for member in request.members:  # without any they come one by one, with `queues.send`
+        if member.key not in made:
+            made[member.key] = queues.do_send(core, run, queue.queue, member.key, member.input, wanted).job
+    return wire.GroupView(run=run.run, jobs=tuple(made[member.key] for member in request.members))
+
+
+def ended(core: Core, request: wire.GroupsEnded) -> wire.GroupEnded | Parked | Listing:
+    """The jobs that have ended since the cursor, in that order; waits for one more if there are none."""
+    run = runs.active(core, request.run)
+    if jobs.last_finish(core, run.run) <= request.after:
+        late = wire.GroupEnded(cursor=request.after)
+        return Parked(lines=(line(request.run),), signals=(runs.signal(request.run),), late=late)
+    just_ended = jobs.ended_after(core, run.run, request.after)
+    if just_ended is not None:
+        return _told(just_ended)
+    return Listing(
+        JOBS, _told, equals={"run": run.run}, between={"finish": (request.after + 1, wire.NUMBER_MAX)}, order="finish"
+    )
+
+
+def _told(ended: list[Job]) -> wire.GroupEnded:
+    return wire.GroupEnded(jobs=tuple(jobs.view(job) for job in ended), cursor=ended[-1].finish or 0)

@@ -1,0 +1,340 @@
+"""Jobs: what they are, which of them are ready, the counts of them by state. The rules are in queues.py."""
+
+from __future__ import annotations
+
+import heapq
+import zlib
+from dataclasses import dataclass, field
+
+from runstate import wire
+from runstated.next.domain import needs, runs
+from runstated.next.domain.core import Core
+from runstated.next.domain.holds import topic
+from runstated.next.domain.runs import RUNS, Run
+from runstated.next.domain.tables import Index, Live, Table
+from runstated.waits import Topic
+
+KIND = "job"
+BACKOFF_MS_MIN = 500
+BACKOFF_MS_MAX = 30_000
+WAITING = ("ready", "delayed", "running")
+STALE_MAX = 64  # entries of a heap whose job is not ready any more, beside those that are
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A job. ``state``: ready, delayed, running, succeeded or failed. ``needs``: the number of its set (0: what its
+    queue says). ``age``: the arrival number of the request that sent it. ``token``: of its latest delivery.
+    ``finish``: where it stands among all jobs that have ended."""
+
+    job: str
+    space: str
+    queue: str
+    run: str
+    key: str
+    state: str
+    attempt: int
+    needs: int
+    age: int
+    input: str
+    created_ms: int
+    due_ms: int | None = None
+    result: str | None = None
+    reason: str | None = None
+    traceback: str | None = None
+    token: int | None = None
+    ended_ms: int | None = None
+    finish: int | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Count:
+    """How many jobs of a queue in a run are in a state; ``finish``: of the one that has come to it last."""
+
+    run: str
+    queue: str
+    state: str
+    jobs: int = 0
+    finish: int = 0
+
+
+JOBS = Table(
+    "jobs",
+    Job,
+    key=("job",),
+    live=Live("state", WAITING),
+    run="run",
+    asked_by=(("run", "queue", "key"),),
+    indexes=(Index("jobs_by_finish", ("run", "finish"), not_null="finish"),),
+)
+COUNTS = Table("job_counts", Count, key=("run", "queue", "state"), run="run")
+
+
+@dataclass(slots=True)
+class Heap:
+    """Ready jobs of one set of needs, oldest first. ``size``: of those that still are."""
+
+    entries: list[tuple[int, int, Job]] = field(default_factory=list)
+    size: int = 0
+
+
+@dataclass(slots=True)
+class JustEnded:
+    """Jobs of a run that are still in memory, in the order in which they have ended: all since ``after``."""
+
+    after: int
+    jobs: list[Job] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Jobs:
+    """The look-up tables. ``ready``: by (queue, run, whether of the runs below it, too), then by set of needs."""
+
+    ready: dict[tuple[str, str, bool], dict[int, Heap]] = field(default_factory=dict)
+    of_key: dict[tuple[str, str, str], Job] = field(default_factory=dict)
+    due: list[tuple[int, int, Job]] = field(default_factory=list)  # heap
+    just_ended: dict[str, JustEnded] = field(default_factory=dict)  # by run; until they are durable
+
+
+@dataclass(slots=True)
+class Counts:
+    """Those of each active run."""
+
+    of_run: dict[str, dict[tuple[str, str], Count]] = field(default_factory=dict)
+
+
+def signal(job: Job) -> Topic:
+    """Those who wait for the job's end."""
+    return topic(KIND, job.job, job.run)
+
+
+def find(core: Core, job: str) -> Job | None:
+    """The job, if there is one in this space. Raises Missing."""
+    found = core.find(JOBS, job)
+    return found if found is not None and found.space == core.space else None
+
+
+def of_key(core: Core, run: Run, queue: str, key: str) -> Job | None:
+    """The job of that key in the run. Raises Missing."""
+    found = core.index(Jobs).of_key.get((run.run, queue, key))
+    if found is not None or not run.has_rows:
+        return found
+    return core.fetched(JOBS, ("run", "queue", "key"), (run.run, queue, key))
+
+
+# ---------------------------------------------------------------------------------------------------- which are ready
+
+
+def heads(core: Core, queue: str, run: str, *, below: bool) -> list[Job]:
+    """The oldest ready job of each set of needs in a run, and in those below it where ``below``; oldest first."""
+    found = []
+    heaps = core.index(Jobs).ready.get((queue, run, below), {})
+    for number, heap in list(heaps.items()):
+        while heap.entries and not _is_startable(core, heap.entries[0]):
+            heapq.heappop(heap.entries)
+        if heap.entries:
+            found.append(heap.entries[0])
+        elif not heap.size:
+            del heaps[number]
+    return [job for _, _, job in sorted(found, key=lambda entry: entry[:2])]
+
+
+def _is_startable(core: Core, entry: tuple[int, int, Job]) -> bool:
+    job = entry[2]
+    if job.state != "ready":
+        return False
+    run = core.live(RUNS).get(job.run)
+    return run is not None and runs.refusal(run, core.now_ms) is None
+
+
+def _heaps(core: Core, job: Job) -> list[tuple[str, str, bool]]:
+    """Where a ready job stands: its run alone, and its run and each above it with those below."""
+    run = core.live(RUNS).get(job.run)
+    above = runs.above(run) if run is not None else []
+    return [(job.queue, job.run, False), *((job.queue, each, True) for each in above)]
+
+
+def _put_in(core: Core, job: Job) -> None:
+    """The job is ready."""
+    entry = (job.age, number(job), job)
+    ready = core.index(Jobs).ready
+    for place in _heaps(core, job):
+        heap = ready.setdefault(place, {}).setdefault(job.needs, Heap())
+        heapq.heappush(heap.entries, entry)
+        heap.size += 1
+
+
+def _take_out(core: Core, job: Job) -> None:
+    """The job is not ready any more; its entries go when they come up, or are too many."""
+    ready = core.index(Jobs).ready
+    for place in _heaps(core, job):
+        heaps = ready.get(place, {})
+        heap = heaps.get(job.needs)
+        if heap is None:
+            continue
+        heap.size -= 1
+        if not heap.size:
+            del heaps[job.needs]
+            if not heaps:
+                del ready[place]
+        elif len(heap.entries) > 2 * heap.size + STALE_MAX:
+            once = {entry[1]: entry for entry in heap.entries if entry[2].state == "ready"}
+            heap.entries = list(once.values())
+            heapq.heapify(heap.entries)
+
+
+def number(job: Job) -> int:
+    """What is before the suffix of its id: orders those that were sent by one request."""
+    return int(job.job[1:].partition("-")[0])
+
+
+# ---------------------------------------------------------------------------------------------------- states
+
+
+def add(core: Core, job: Job) -> None:
+    """A new job, ready."""
+    core.put(JOBS, job)
+    core.index(Jobs).of_key[job.run, job.queue, job.key] = job
+    _count(core, job, None, "ready")
+    _put_in(core, job)
+
+
+def move(core: Core, job: Job, state: str, *, due_ms: int | None = None, reason: str | None = None) -> None:
+    """The job comes to another state, after all else of it was changed."""
+    before, job.state, job.due_ms, job.reason = job.state, state, due_ms, reason
+    if before == "ready":
+        _take_out(core, job)
+    if state in ("succeeded", "failed"):
+        _end(core, job)
+    elif state == "ready":
+        _put_in(core, job)
+    elif due_ms is not None:
+        heapq.heappush(core.index(Jobs).due, (due_ms, number(job), job))
+    _count(core, job, before, state)
+    core.put(JOBS, job)
+
+
+def _end(core: Core, job: Job) -> None:
+    just_ended = core.index(Jobs).just_ended
+    if not just_ended:
+        core.when_durable(lambda: _forget_ended(core))
+    if job.run not in just_ended:
+        just_ended[job.run] = JustEnded(last_finish(core, job.run))
+    job.ended_ms, job.finish = core.now_ms, core.next("finish")
+    just_ended[job.run].jobs.append(job)
+    needs.forget(core, job.needs)
+
+
+def _forget_ended(core: Core) -> None:
+    """They leave memory."""
+    ended = core.index(Jobs).just_ended
+    for job in [job for each in ended.values() for job in each.jobs]:
+        core.index(Jobs).of_key.pop((job.run, job.queue, job.key), None)
+    ended.clear()
+
+
+def ended_after(core: Core, run: str, after: int) -> list[Job] | None:
+    """The jobs of a run that have ended after that finish number; None where some of them are on disk only."""
+    found = core.index(Jobs).just_ended.get(run)
+    if found is None or after < found.after:
+        return None
+    return [job for job in found.jobs if (job.finish or 0) > after]
+
+
+def cleared(core: Core, job: Job) -> None:
+    """Its run is over, and it leaves memory."""
+    core.index(Jobs).of_key.pop((job.run, job.queue, job.key), None)
+    if job.state == "ready":
+        _take_out(core, job)
+    if job.state in WAITING:
+        needs.forget(core, job.needs)
+
+
+def load(core: Core) -> None:
+    """After the objects were loaded: the look-up tables."""
+    for count in core.live(COUNTS).values():
+        _put_count_in(core, count)
+    for job in core.live(JOBS).values():
+        core.index(Jobs).of_key[job.run, job.queue, job.key] = job
+        needs.name(core, job.needs)
+        if job.state == "ready":
+            _put_in(core, job)
+        elif job.due_ms is not None:
+            heapq.heappush(core.index(Jobs).due, (job.due_ms, number(job), job))
+
+
+def _count(core: Core, job: Job, before: str | None, after: str) -> None:
+    """Keeps the counts by state."""
+    counts = core.live(COUNTS)
+    for state, change in ((before, -1), (after, 1)):
+        if state is None:
+            continue
+        count = counts.get((job.run, job.queue, state))
+        if count is None:
+            count = Count(job.run, job.queue, state)
+            _put_count_in(core, count)
+        count.jobs += change
+        if change > 0 and job.finish is not None:
+            count.finish = job.finish
+        core.put(COUNTS, count)
+
+
+def _put_count_in(core: Core, count: Count) -> None:
+    core.index(Counts).of_run.setdefault(count.run, {})[count.queue, count.state] = count
+
+
+def count_cleared(core: Core, count: Count) -> None:
+    """Its run is over, and it leaves memory."""
+    core.index(Counts).of_run.pop(count.run, None)
+
+
+# ---------------------------------------------------------------------------------------------------- what is told
+
+
+def view(job: Job) -> wire.JobView:
+    return wire.JobView(
+        job=job.job,
+        state=job.state,
+        attempt=job.attempt,
+        result=job.result,
+        reason=None if job.state == "running" else job.reason,  # then it is that of the delivery before
+        traceback=job.traceback,
+    )
+
+
+def seen(job: Job, run: Run, now_ms: int) -> wire.JobView:
+    """The job as it is for those who ask: what its run's end has cut off is cancelled."""
+    if job.state in ("succeeded", "failed") or runs.refusal(run, now_ms) is None:
+        return view(job)
+    return cut_off(job)
+
+
+def cut_off(job: Job) -> wire.JobView:
+    """A job whose run has ended before it has."""
+    return wire.JobView(job=job.job, state="cancelled", attempt=job.attempt, reason="scope_cancelled")
+
+
+def last_finish(core: Core, run: str) -> int:
+    """The finish number of the job of an active run that has ended last; 0 if none has."""
+    return max((count.finish for count in counts_of(core, run)), default=0)
+
+
+def counts_of(core: Core, run: str) -> list[Count]:
+    """The counts of an active run."""
+    return list(core.index(Counts).of_run.get(run, {}).values())
+
+
+def backoff_ms(job: str, attempt: int) -> int:
+    """The pause after a failed attempt: doubling from half a second to 30 s, with up to 25 % of jitter either way.
+
+    The jitter comes from the job's id and attempt, so that a batch of jobs that failed together does not return
+    together, and a replay gives the same times.
+    """
+    pause = min(BACKOFF_MS_MAX, BACKOFF_MS_MIN * 2 ** min(attempt - 1, 10))
+    share = zlib.crc32(f"{job}/{attempt}".encode()) / 0xFFFFFFFF
+    return int(max(BACKOFF_MS_MIN, min(BACKOFF_MS_MAX, pause * (0.75 + share / 2))))
+
+
+def emit(core: Core, event: str, run: Run, job: Job, **more: object) -> None:
+    data = {"scopeId": run.run, "taskId": job.job, "taskKey": job.key, "queue": job.queue, **more}
+    core.emit(event, run.run, run.path, data)

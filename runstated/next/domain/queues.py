@@ -1,0 +1,424 @@
+"""Queues: work handed to worker processes.
+
+    send --> ready --admit--> running --complete----------------------> succeeded
+              ^  ^              |---fail, attempts left--> delayed
+              |  +--due---------|-----------------------------+
+              |                 |---fail, attempts used up, no retry---> failed
+              |                 |---lapse, death, attempts used up-----> failed
+              +-----------------+---lapse, death, attempts left
+              +-----------------+---given back (not counted)
+    ready | delayed | running --its run ends--> cancelled (read through the run's state)
+
+A queue belongs to the space, a job to a run. Delivery n has ``attempt`` n, and a delivery that ends by death counts, so
+a job that kills its workers ends. The same key in a run is the same job, finished or failed too. Workers stand in the
+lines (queue, run) of their queues; a job that becomes ready wakes the line of its own run and of each run above.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+
+from runstate import wire
+from runstated.next.domain import budgets, jobs, leases, needs, payloads, runs
+from runstated.next.domain.answers import Conflict, NotFound, Parked, Refusal, ValidationFailed
+from runstated.next.domain.core import Core
+from runstated.next.domain.holds import Lease
+from runstated.next.domain.jobs import JOBS, Job
+from runstated.next.domain.runs import RUNS, Run
+from runstated.next.domain.tables import Table
+from runstated.waits import Topic
+
+KIND = jobs.KIND
+DUE_IN_ONE_STEP = 200
+GRANTED_BYTES_MAX = 4 * 1024 * 1024  # inputs in one reply: half of what a frame may be
+GRANTED_JOBS_MAX = 50  # jobs in one reply
+
+
+@dataclass(slots=True, eq=False)
+class Queue:
+    """A queue. ``needs``: the set that its workers have declared last."""
+
+    space: str
+    queue: str
+    attempts: int
+    needs: int = 0
+
+
+QUEUES = Table("queues", Queue, key=("space", "queue"))
+
+
+def line(queue: str, run: str, *, below: bool = True) -> Topic:
+    """Where workers stand who take jobs of ``queue`` from ``run`` and, or not, all under it."""
+    return ("queue", run, queue) if below else ("queue", run, queue, "alone")
+
+
+def lines_behind(line: Topic) -> tuple[Topic, ...]:
+    """Lines whose members let those of this line go first: they look again when somebody has left it."""
+    return ((*line, "alone"),) if line[0] == "queue" and len(line) == 3 else ()
+
+
+def group_line(run: str) -> Topic:
+    """Where the caller of a group stands until one more of its jobs has ended."""
+    return ("group", run)
+
+
+# ---------------------------------------------------------------------------------------------------- verbs
+
+
+def declare(core: Core, request: wire.QueuesDeclare) -> wire.QueueView:
+    """Creates or verifies a queue; without ``attempts`` it must exist."""
+    queue = plan_declare(core, request.queue, request.attempts)
+    wanted = None
+    if request.needs is not None:
+        core.need("work", f"say what the jobs of the queue {request.queue} need")
+        wanted = needs.plan(core, request.needs, request.queue)
+    do_declare(core, queue)
+    if wanted is not None:
+        before, queue.needs = queue.needs, needs.do(core, wanted)
+        core.put(QUEUES, queue)
+        needs.forget(core, before)
+        needs.suspect(core, queue.needs)
+        core.wake(needs.watch(core.space, request.queue))
+    return wire.QueueView(queue=queue.queue, attempts=queue.attempts)
+
+
+def send(core: Core, request: wire.QueuesSend) -> wire.JobView:
+    """The job of this key: a new one, or the one there is, whatever has become of it."""
+    payloads.check("input", request.input)
+    run = runs.active(core, request.run)
+    queue = plan_declare(core, request.queue, request.attempts)
+    known = jobs.of_key(core, run, request.queue, request.key)
+    if known is not None:
+        return jobs.view(known)
+    wanted = needs.plan(core, request.needs, request.queue)
+    do_declare(core, queue)
+    job = do_send(core, run, request.queue, request.key, request.input, wanted)
+    return wire.JobView(job=job.job, state="ready")
+
+
+def do_send(core: Core, run: Run, queue: str, key: str, input: str, wanted: str) -> Job:
+    """A new job, after all was looked at. ``wanted``: its planned needs."""
+    job = Job(
+        core.new_id("j"),
+        core.space,
+        queue,
+        run.run,
+        key,
+        "ready",
+        0,
+        needs.do(core, wanted),
+        core.caller.ticket,
+        input,
+        core.now_ms,
+    )
+    jobs.add(core, job)
+    jobs.emit(core, "task.submitted", run, job)
+    _wake(core, queue, run)
+    return job
+
+
+def result(core: Core, request: wire.QueuesResult) -> wire.JobView | Parked:
+    """The job once it has ended; a job whose run is over counts as cancelled, for who waits and who asks later."""
+    job = jobs.find(core, request.job)
+    if job is None:
+        raise NotFound(f"job {request.job} not found")
+    runs.get(core, job.run)
+    view = _seen(core, job)
+    if view.state not in jobs.WAITING:
+        return view
+    lacks = [] if view.state == "running" else needs.held_up_by(core, needs_of(core, job))
+    return Parked(
+        lines=(),
+        signals=(jobs.signal(job), runs.signal(job.run), *lacks),
+        late=lambda core: _seen(core, job),
+        over=lambda core: jobs.cut_off(job),
+    )
+
+
+def admit(core: Core, request: wire.QueuesAdmit) -> wire.JobsGranted | Refusal | Parked:
+    """Up to the free places of each queue, oldest jobs first; waits while there are none."""
+    sources = [(wanted, runs.active(core, wanted.run)) for wanted in request.queues]
+    grants: list[wire.JobGrant] = []
+    lines: list[Topic] = []
+    blocked = needs.Blocked()
+    size = 0
+    for source, (wanted, run) in enumerate(sources):
+        lines.append(line(wanted.queue, run.run, below=wanted.below))
+        behind = not wanted.below and core.ahead(line(wanted.queue, run.run))  # it was woken before those of that line
+        for _ in range(0 if behind else wanted.places):
+            found = _next(core, wanted.queue, run, blocked, below=wanted.below)
+            if found is None:
+                break
+            size += len(found.input.encode())
+            is_full = size > GRANTED_BYTES_MAX or len(grants) >= GRANTED_JOBS_MAX
+            too_many = leases.too_many(core)
+            if grants and (is_full or too_many is not None):
+                return wire.JobsGranted(jobs=tuple(grants))  # the worker comes back for more
+            if too_many is not None:
+                return too_many
+            grants.append(_start(core, found, wanted.lease_ms, source))
+    if grants:
+        return wire.JobsGranted(jobs=tuple(grants))
+    signals = tuple(dict.fromkeys(runs.signal(wanted.run) for wanted in request.queues))
+    return Parked(
+        lines=tuple(dict.fromkeys((*lines, *blocked.ages))),
+        signals=signals,
+        late=wire.JobsGranted(),
+        aside=blocked.aside,
+        ages=blocked.ages,
+        stands=blocked.wants,
+    )
+
+
+def granted(core: Core, request: wire.QueuesAdmit, held: list[Lease]) -> wire.JobsGranted:
+    """What a worker was told that still holds these jobs. One whose run is over has left memory, and is not told."""
+    grants = []
+    for lease in held:
+        job = core.live(JOBS).get(lease.subject)
+        if job is not None:
+            reservations = tuple(each.reservation for each in budgets.of_token(core, lease.token))
+            grants.append(_grant(core, job, lease, _source(core, request, job), reservations))
+    return wire.JobsGranted(jobs=tuple(grants))
+
+
+def complete(core: Core, request: wire.QueuesComplete) -> wire.JobView | Refusal:
+    """Records the result; a repeat by the token that did so is answered alike."""
+    payloads.check("result", request.result)
+    job, lease = _held(core, request)
+    if job is None:
+        return _tidied(core, request, lease)
+    if lease is None and job.state == "succeeded" and job.token == request.token:
+        return jobs.view(job)
+    refused = _not_held(core, job, lease)
+    if lease is None:
+        raise refused or AssertionError("without a lease there is a refusal")
+    leases.drop(core, lease)
+    if refused is not None:
+        _end_money(core, request, lease)
+        return refused
+    if not request.keep_reserved:
+        budgets.pay(core, lease, request.costs)
+    else:
+        budgets.lease_ended(core, lease)
+    job.result = request.result
+    jobs.move(core, job, "succeeded")
+    return _ended(core, job, "task.succeeded")
+
+
+def fail(core: Core, request: wire.QueuesFail) -> wire.JobView | Refusal:
+    """Counts a failure: tried again after a pause, or failed for good."""
+    job, lease = _held(core, request)
+    if job is None:
+        return _tidied(core, request, lease)
+    refused = _not_held(core, job, lease)
+    if lease is None:
+        raise refused or AssertionError("without a lease there is a refusal")
+    leases.drop(core, lease)
+    budgets.gone(core, lease, "released")
+    if refused is not None:
+        return refused
+    reason = f"handler_error: {request.error}"
+    if not request.retry or job.attempt >= _queue(core, job).attempts:
+        job.traceback = request.traceback
+        return _failed(core, job, reason)
+    due = core.now_ms + jobs.backoff_ms(job.job, job.attempt)
+    jobs.move(core, job, "delayed", due_ms=due, reason=reason)
+    needs.suspect(core, needs_of(core, job))
+    core.due(due)
+    jobs.emit(core, "task.retried", _run(core, job), job, reason=reason, attempt=job.attempt)
+    return wire.JobView(job=job.job, state="delayed", attempt=job.attempt, reason=reason)
+
+
+# ---------------------------------------------------------------------------------------------------- leases, time
+
+
+def gone(core: Core, lease: Lease, how: str) -> None:
+    """A delivery ended without an outcome (``how``: lapsed, died, released): the job is ready for the next worker at
+    once, or has failed if that was its last attempt. A job that was given back has not used an attempt."""
+    budgets.gone(core, lease, how)
+    job = core.live(JOBS).get(lease.subject)
+    if job is None or job.state != "running" or job.token != lease.token:
+        return
+    run = _run(core, job)
+    if runs.refusal(run, core.now_ms) is not None:
+        return  # cancelled with its run; tidied with it
+    if how != "released" and job.attempt >= _queue(core, job).attempts:
+        _failed(core, job, _without_outcome(how))
+        return
+    job.attempt -= how == "released"
+    jobs.move(core, job, "ready", reason=None if how == "released" else _without_outcome(how))
+    needs.suspect(core, needs_of(core, job))
+    _wake(core, job.queue, run)
+
+
+def tick(core: Core) -> int | None:
+    """Delayed jobs whose pause is over become ready; when to look again."""
+    due = core.index(jobs.Jobs).due
+    for _ in range(DUE_IN_ONE_STEP):
+        if not due or due[0][0] > core.now_ms:
+            break
+        due_ms, _, job = heapq.heappop(due)
+        if job.due_ms != due_ms or core.live(JOBS).get(job.job) is not job:
+            continue
+        run = core.live(RUNS).get(job.run)
+        if run is not None and runs.refusal(run, core.now_ms) is None:
+            jobs.move(core, job, "ready", reason=job.reason)
+            _wake(core, job.queue, run)
+    return due[0][0] if due else None
+
+
+def load(core: Core) -> None:
+    """After the objects were loaded: which sets of needs the queues name."""
+    for queue in core.live(QUEUES).values():
+        needs.name(core, queue.needs)
+
+
+# ---------------------------------------------------------------------------------------------------- helpers
+
+
+def plan_declare(core: Core, name: str, attempts: int | None) -> Queue:
+    """The queue; a new one where ``attempts`` are given and there is none. Raises NotFound, Forbidden or Conflict."""
+    found = core.live(QUEUES).get((core.space, name))
+    if found is None:
+        if attempts is None:
+            raise NotFound(f"queue {name} not found")
+        core.need("resource_config", f"create the queue {name}")
+        return Queue(core.space, name, attempts)
+    if attempts is not None and attempts != found.attempts:
+        raise Conflict(f"queue {name} exists with attempts={found.attempts}, this process declares attempts={attempts}")
+    return found
+
+
+def do_declare(core: Core, queue: Queue) -> None:
+    """Keeps a queue that is new."""
+    if (queue.space, queue.queue) not in core.live(QUEUES):
+        core.put(QUEUES, queue)
+
+
+def _seen(core: Core, job: Job) -> wire.JobView:
+    return jobs.seen(job, runs.get(core, job.run), core.now_ms)
+
+
+def needs_of(core: Core, job: Job) -> int:
+    """The number of the set that a job needs: its queue's if it names none."""
+    return job.needs or _queue(core, job).needs
+
+
+def _queue(core: Core, job: Job) -> Queue:
+    return core.live(QUEUES)[job.space, job.queue]
+
+
+def _run(core: Core, job: Job) -> Run:
+    return runs.in_memory(core, job.run)
+
+
+def _held(core: Core, request: wire.QueuesComplete | wire.QueuesFail) -> tuple[Job | None, Lease | None]:
+    """The job and the caller's hold on it, each if there is one. Raises Missing, ValidationFailed for the token of
+    something else."""
+    lease = leases.find(core, request.token, request.secret)
+    job = jobs.find(core, request.job)
+    if job is not None:
+        runs.get(core, job.run)
+    if job is not None and lease is not None and (lease.kind, lease.subject) != (KIND, job.job):
+        raise ValidationFailed(f"the token {lease.token} is not one of job {job.job}")  # it stays held
+    return job, lease
+
+
+def _tidied(core: Core, request: wire.QueuesComplete | wire.QueuesFail, lease: Lease | None) -> NotFound:
+    """The job went with its run. Who still worked on it lets go now of what was held for it."""
+    if lease is not None and (lease.kind, lease.subject) == (KIND, request.job):
+        leases.drop(core, lease)
+        _end_money(core, request, lease)
+    return NotFound(f"job {request.job} not found")
+
+
+def _next(core: Core, queue: str, run: Run, blocked: needs.Blocked, *, below: bool) -> Job | None:
+    """The oldest ready job that has all it needs. Of each set of needs only the oldest job is looked at: what it lacks,
+    the younger ones lack too."""
+    for job in jobs.heads(core, queue, run.run, below=below):
+        wants = needs.get(core, needs_of(core, job))
+        if not wants or not needs.lacking(core, wants, job.age, blocked):
+            return job
+        blocked.stand(runs.watch(job.run), job.age)
+        if job.needs == needs.OF_QUEUE:
+            blocked.stand(needs.watch(core.space, queue), job.age)
+    return None
+
+
+def _start(core: Core, job: Job, lease_ms: int, source: int) -> wire.JobGrant:
+    number = needs_of(core, job)
+    needs.name(core, number)
+    lease = leases.grant(core, KIND, job.job, job.run, lease_ms, needs=number)
+    core.subscribe(runs.signal(job.run))  # the job may be of a child run, which the worker has not joined
+    reason = job.reason
+    job.token = lease.token
+    job.attempt += 1
+    jobs.move(core, job, "running", reason=reason)
+    return _grant(core, job, lease, source, needs.take(core, needs.get(core, number), lease))
+
+
+def _grant(core: Core, job: Job, lease: Lease, source: int, reservations: tuple[str, ...]) -> wire.JobGrant:
+    return wire.JobGrant(
+        token=lease.token,
+        job=job.job,
+        run=job.run,
+        run_name=_run(core, job).name,
+        key=job.key,
+        input=job.input,
+        attempt=job.attempt,
+        source=source,
+        reason=job.reason,
+        reservations=reservations,
+        secret=leases.secret_of(core, lease),
+    )
+
+
+def _source(core: Core, request: wire.QueuesAdmit, job: Job) -> int:
+    """Which of the request's queues a job was taken from."""
+    above = runs.above(_run(core, job))
+    for source, wanted in enumerate(request.queues):
+        if wanted.queue == job.queue and (wanted.run in above if wanted.below else wanted.run == job.run):
+            return source
+    return 0
+
+
+def _without_outcome(how: str) -> str:
+    return "worker_died" if how == "died" else "lease_expired"
+
+
+def _end_money(core: Core, request: wire.QueuesComplete | wire.QueuesFail, lease: Lease) -> None:
+    """Of a delivery whose outcome does not count any more: if it has come to a result, it has cost all the same."""
+    if isinstance(request, wire.QueuesComplete) and not request.keep_reserved:
+        budgets.pay(core, lease, request.costs)
+    else:
+        budgets.gone(core, lease, "released")
+
+
+def _not_held(core: Core, job: Job, lease: Lease | None) -> Refusal | None:
+    """Why the lease can end nothing: it is gone, or the job's run is over (never a run's refusal: a worker also
+    serves child runs, and must not take the end of one for the end of its own)."""
+    if lease is None:
+        return leases.LeaseGone(f"the hold on job {job.job} is gone: another worker may have taken it over")
+    if runs.refusal(runs.get(core, job.run), core.now_ms) is not None:
+        return leases.LeaseGone(f"the hold on job {job.job} is gone: its run is over")
+    return None
+
+
+def _failed(core: Core, job: Job, reason: str) -> wire.JobView:
+    jobs.move(core, job, "failed", reason=reason)
+    return _ended(core, job, "task.failed", reason=reason, attempts=job.attempt)
+
+
+def _ended(core: Core, job: Job, event: str, **more: object) -> wire.JobView:
+    view = jobs.view(job)
+    core.answer(jobs.signal(job), view)
+    core.wake(group_line(job.run))
+    jobs.emit(core, event, _run(core, job), job, **more)
+    return view
+
+
+def _wake(core: Core, queue: str, run: Run) -> None:
+    core.wake(line(queue, run.run, below=False))
+    for each in runs.above(run):
+        core.wake(line(queue, each))
