@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,12 @@ from hypothesis import settings
 from runstated.store.tx import Tx
 from tests import dispositions
 from tests.clock import ManualClock
+
+if os.environ.get("RUNSTATED_TESTED") == "next":  # the same tests on the engine that is to replace the present one
+    import tests.next.harness
+
+    sys.modules["tests.harness"] = tests.next.harness
+
 from tests.harness import Harness
 
 # Every commit of a daemon waits for the disk. In memory it is the same commit without the wait, as no test cuts the

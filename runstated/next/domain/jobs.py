@@ -127,24 +127,28 @@ def of_key(core: Core, run: Run, queue: str, key: str) -> Job | None:
 
 def heads(core: Core, queue: str, run: str, *, below: bool) -> list[Job]:
     """The oldest ready job of each set of needs in a run, and in those below it where ``below``; oldest first."""
-    found = []
     heaps = core.index(Jobs).ready.get((queue, run, below), {})
-    for number, heap in list(heaps.items()):
-        while heap.entries and not _is_startable(core, heap.entries[0]):
-            heapq.heappop(heap.entries)
-        if heap.entries:
-            found.append(heap.entries[0])
-        elif not heap.size:
-            del heaps[number]
+    found = [head for heap in heaps.values() if (head := _head(core, heap)) is not None]
     return [job for _, _, job in sorted(found, key=lambda entry: entry[:2])]
 
 
-def _is_startable(core: Core, entry: tuple[int, int, Job]) -> bool:
-    job = entry[2]
-    if job.state != "ready":
-        return False
-    run = core.live(RUNS).get(job.run)
-    return run is not None and runs.refusal(run, core.now_ms) is None
+def _head(core: Core, heap: Heap) -> tuple[int, int, Job] | None:
+    """The first entry whose job can be started. A job whose run has passed its deadline may come back: clocks are
+    set."""
+    passed, head = [], None
+    while heap.entries and head is None:
+        entry = heap.entries[0]
+        job = entry[2]
+        run = core.live(RUNS).get(job.run)
+        if job.state == "ready" and run is not None and runs.refusal(run, core.now_ms) is None:
+            head = entry
+            continue
+        heapq.heappop(heap.entries)
+        if job.state == "ready" and run is not None and run.state == "active":
+            passed.append(entry)
+    for entry in passed:
+        heapq.heappush(heap.entries, entry)
+    return head
 
 
 def _heaps(core: Core, job: Job) -> list[tuple[str, str, bool]]:

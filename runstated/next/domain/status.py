@@ -7,7 +7,7 @@ from heapq import nlargest, nsmallest
 from typing import Any
 
 from runstate import wire
-from runstated.next.domain import budgets, jobs, limits, runs, slots
+from runstated.next.domain import budgets, jobs, limits, money, runs, slots
 from runstated.next.domain.core import Core
 from runstated.next.domain.holds import LEASES, Lease
 from runstated.next.domain.jobs import JOBS
@@ -21,7 +21,7 @@ HOLDINGS_PER_ENTRY = 10  # a worker rarely holds more; the list of workers stays
 RESOURCES: dict[str, Table[Any]] = {  # kinds of lines named by an id
     slots.KIND: slots.POOLS,
     limits.KIND: limits.LIMITS,
-    budgets.KIND: budgets.BUDGETS,
+    budgets.KIND: money.BUDGETS,
 }
 
 

@@ -1,0 +1,55 @@
+"""What a request is answered with when answering it fails: every request gets an answer, whatever goes wrong.
+
+The caller's fault is its refusal. The disk's is UNAVAILABLE, and may pass. Ours is INTERNAL where nothing was changed:
+it is logged, and a repeat would fail in the same way. Where something was changed already it is a ``Fault``: nothing
+of the turn is committed, and the process ends.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from runstate import wire
+from runstated.next.domain.answers import Refusal, ValidationFailed
+
+log = logging.getLogger(__name__)
+
+
+class Fault(Exception):
+    """We failed in the middle of a change. ``verb`` and ``fingerprint`` tell of which request, ``session`` and ``own``
+    which step of our own."""
+
+    def __init__(self, doing: str, cause: BaseException) -> None:
+        super().__init__(f"{doing}: {type(cause).__name__}: {cause}")
+        self.doing = doing
+
+
+def reply(fault: Exception) -> wire.Error:
+    """The answer to a request that raised ``fault`` and has changed nothing."""
+    if isinstance(fault, Refusal):
+        return fault.reply()
+    if isinstance(fault, OverflowError):
+        return ValidationFailed("a number in the request does not fit into 64 bits").reply()
+    log.error("a request failed", exc_info=fault)
+    return wire.Error(
+        code="INTERNAL", message=f"the daemon failed at this request ({type(fault).__name__}); see its log"
+    )
+
+
+def unavailable(cause: object, *, doing: str = "write to") -> wire.Error:
+    """The answer while the daemon cannot serve; nothing was recorded, and the caller may try again."""
+    return wire.Error(
+        code="UNAVAILABLE",
+        message=f"the daemon cannot {doing} its database ({cause}); nothing was recorded",
+        retryable=True,
+    )
+
+
+def encode(message: wire.Reply | wire.Push) -> bytes:
+    """The bytes of a reply or a push; of one that cannot be encoded, those of an error that says so."""
+    try:
+        return wire.encode(message)
+    except Exception as fault:
+        log.error("a %s cannot be encoded", type(message).__name__, exc_info=fault)
+        told = f"the daemon cannot encode its answer ({type(fault).__name__}); see its log"
+        return wire.encode(wire.Error(code="INTERNAL", message=told))
