@@ -93,18 +93,15 @@ def _runs(core: Core) -> Any:
 
 
 def _ready(core: Core) -> Any:
-    """The ready jobs of active runs, by where they stand."""
-    found: dict[Any, Any] = {}
-    for place, heaps in core.index(jobs.Jobs).ready.items():
-        for number, heap in heaps.items():
-            entries = {
-                (age, job.job)
-                for age, _, job in heap.entries
-                if job.state == "ready" and core.live(jobs.JOBS).get(job.job) is job and _is_active(core, job.run)
-            }
-            if entries and _is_active(core, place[1]):
-                found[place, number] = sorted(entries)
-    return found
+    """The ready jobs of active runs, oldest first, and in which runs there are any below one."""
+    ready = core.index(jobs.Jobs).ready
+    own = {
+        place: [(age, job.job) for age, _, job in entries]
+        for place, entries in ready.all().items()
+        if _is_active(core, place[0])
+    }
+    below = {place: {run for run in found if _is_active(core, run)} for place, found in ready.below().items()}
+    return own, {place: found for place, found in below.items() if found}
 
 
 def _names(core: Core) -> Any:

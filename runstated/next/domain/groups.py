@@ -15,6 +15,8 @@ from runstated.next.domain.core import Core
 from runstated.next.domain.jobs import JOBS, Job
 from runstated.waits import Topic
 
+TOLD_IN_ONE_REPLY = 100  # results of the largest size nearly fill a frame
+
 
 def line(run: str) -> Topic:
     """Where the caller of a group stands."""
@@ -38,16 +40,21 @@ def submit(core: Core, request: wire.GroupsSubmit) -> wire.GroupView:
 
 
 def ended(core: Core, request: wire.GroupsEnded) -> wire.GroupEnded | Parked | Listing:
-    """The jobs that have ended since the cursor, in that order; waits for one more if there are none."""
+    """The next jobs that have ended since the cursor, in that order; waits for one more if there are none."""
     run = runs.active(core, request.run)
     if jobs.last_finish(core, run.run) <= request.after:
         late = wire.GroupEnded(cursor=request.after)
         return Parked(lines=(line(request.run),), signals=(runs.signal(request.run),), late=late)
     just_ended = jobs.ended_after(core, run.run, request.after)
     if just_ended is not None:
-        return _told(just_ended)
+        return _told(just_ended[:TOLD_IN_ONE_REPLY])
     return Listing(
-        JOBS, _told, equals={"run": run.run}, between={"finish": (request.after + 1, wire.NUMBER_MAX)}, order="finish"
+        JOBS,
+        _told,
+        equals={"run": run.run},
+        between={"finish": (request.after + 1, wire.NUMBER_MAX)},
+        order="finish",
+        many=TOLD_IN_ONE_REPLY,
     )
 
 

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 
 from runstate import wire
 from runstated.next.domain import needs, runs
+from runstated.next.domain.answers import must
 from runstated.next.domain.core import Core
 from runstated.next.domain.holds import topic
+from runstated.next.domain.ready import Ready
 from runstated.next.domain.runs import RUNS, Run
 from runstated.next.domain.tables import Index, Live, Table
 from runstated.waits import Topic
@@ -18,7 +20,6 @@ KIND = "job"
 BACKOFF_MS_MIN = 500
 BACKOFF_MS_MAX = 30_000
 WAITING = ("ready", "delayed", "running")
-STALE_MAX = 64  # entries of a heap whose job is not ready any more, beside those that are
 
 
 @dataclass(slots=True, eq=False)
@@ -71,14 +72,6 @@ COUNTS = Table("job_counts", Count, key=("run", "queue", "state"), run="run")
 
 
 @dataclass(slots=True)
-class Heap:
-    """Ready jobs of one set of needs, oldest first. ``size``: of those that still are."""
-
-    entries: list[tuple[int, int, Job]] = field(default_factory=list)
-    size: int = 0
-
-
-@dataclass(slots=True)
 class JustEnded:
     """Jobs of a run that are still in memory, in the order in which they have ended: all since ``after``."""
 
@@ -88,11 +81,13 @@ class JustEnded:
 
 @dataclass(slots=True)
 class Jobs:
-    """The look-up tables. ``ready``: by (queue, run, whether of the runs below it, too), then by set of needs."""
+    """The look-up tables."""
 
-    ready: dict[tuple[str, str, bool], dict[int, Heap]] = field(default_factory=dict)
+    ready: Ready[Job] = field(default_factory=Ready)
     of_key: dict[tuple[str, str, str], Job] = field(default_factory=dict)
-    due: list[tuple[int, int, Job]] = field(default_factory=list)  # heap
+    due: list[tuple[int, int, Job]] = field(
+        default_factory=list
+    )  # heap of (due, number, job), checked when it comes up
     just_ended: dict[str, JustEnded] = field(default_factory=dict)  # by run; until they are durable
 
 
@@ -127,64 +122,24 @@ def of_key(core: Core, run: Run, queue: str, key: str) -> Job | None:
 
 def heads(core: Core, queue: str, run: str, *, below: bool) -> list[Job]:
     """The oldest ready job of each set of needs in a run, and in those below it where ``below``; oldest first."""
-    heaps = core.index(Jobs).ready.get((queue, run, below), {})
-    found = [head for heap in heaps.values() if (head := _head(core, heap)) is not None]
-    return [job for _, _, job in sorted(found, key=lambda entry: entry[:2])]
 
+    def is_over(name: str) -> bool:
+        found = core.live(RUNS).get(name)
+        return found is None or runs.refusal(found, core.now_ms) is not None
 
-def _head(core: Core, heap: Heap) -> tuple[int, int, Job] | None:
-    """The first entry whose job can be started. A job whose run has passed its deadline may come back: clocks are
-    set."""
-    passed, head = [], None
-    while heap.entries and head is None:
-        entry = heap.entries[0]
-        job = entry[2]
-        run = core.live(RUNS).get(job.run)
-        if job.state == "ready" and run is not None and runs.refusal(run, core.now_ms) is None:
-            head = entry
-            continue
-        heapq.heappop(heap.entries)
-        if job.state == "ready" and run is not None and run.state == "active":
-            passed.append(entry)
-    for entry in passed:
-        heapq.heappush(heap.entries, entry)
-    return head
-
-
-def _heaps(core: Core, job: Job) -> list[tuple[str, str, bool]]:
-    """Where a ready job stands: its run alone, and its run and each above it with those below."""
-    run = core.live(RUNS).get(job.run)
-    above = runs.above(run) if run is not None else []
-    return [(job.queue, job.run, False), *((job.queue, each, True) for each in above)]
+    return core.index(Jobs).ready.heads(queue, run, below=below, is_over=is_over)
 
 
 def _put_in(core: Core, job: Job) -> None:
     """The job is ready."""
-    entry = (job.age, number(job), job)
-    ready = core.index(Jobs).ready
-    for place in _heaps(core, job):
-        heap = ready.setdefault(place, {}).setdefault(job.needs, Heap())
-        heapq.heappush(heap.entries, entry)
-        heap.size += 1
+    above = runs.above(runs.in_memory(core, job.run))
+    core.index(Jobs).ready.add(above, job.queue, job.needs, (job.age, number(job)), job)
 
 
 def _take_out(core: Core, job: Job) -> None:
-    """The job is not ready any more; its entries go when they come up, or are too many."""
-    ready = core.index(Jobs).ready
-    for place in _heaps(core, job):
-        heaps = ready.get(place, {})
-        heap = heaps.get(job.needs)
-        if heap is None:
-            continue
-        heap.size -= 1
-        if not heap.size:
-            del heaps[job.needs]
-            if not heaps:
-                del ready[place]
-        elif len(heap.entries) > 2 * heap.size + STALE_MAX:
-            once = {entry[1]: entry for entry in heap.entries if entry[2].state == "ready"}
-            heap.entries = list(once.values())
-            heapq.heapify(heap.entries)
+    """The job starts."""
+    taken = core.index(Jobs).ready.take(job.run, job.queue, job.needs)
+    must(taken is job, "the oldest job starts first")
 
 
 def number(job: Job) -> int:
@@ -218,6 +173,22 @@ def move(core: Core, job: Job, state: str, *, due_ms: int | None = None, reason:
     core.put(JOBS, job)
 
 
+def take_due(core: Core) -> Job | None:
+    """The next delayed job whose pause is over."""
+    due = core.index(Jobs).due
+    while due and due[0][0] <= core.now_ms:
+        due_ms, _, job = heapq.heappop(due)
+        if job.due_ms == due_ms and core.live(JOBS).get(job.job) is job:
+            return job
+    return None
+
+
+def next_due(core: Core) -> int | None:
+    """When the next pause may be over."""
+    due = core.index(Jobs).due
+    return due[0][0] if due else None
+
+
 def _end(core: Core, job: Job) -> None:
     just_ended = core.index(Jobs).just_ended
     if not just_ended:
@@ -248,8 +219,7 @@ def ended_after(core: Core, run: str, after: int) -> list[Job] | None:
 def cleared(core: Core, job: Job) -> None:
     """Its run is over, and it leaves memory."""
     core.index(Jobs).of_key.pop((job.run, job.queue, job.key), None)
-    if job.state == "ready":
-        _take_out(core, job)
+    core.index(Jobs).ready.forget(job.run)
     if job.state in WAITING:
         needs.forget(core, job.needs)
 

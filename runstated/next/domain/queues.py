@@ -16,7 +16,6 @@ lines (queue, run) of their queues; a job that becomes ready wakes the line of i
 
 from __future__ import annotations
 
-import heapq
 from dataclasses import dataclass
 
 from runstate import wire
@@ -254,18 +253,15 @@ def gone(core: Core, lease: Lease, how: str) -> None:
 
 def tick(core: Core) -> int | None:
     """Delayed jobs whose pause is over become ready; when to look again."""
-    due = core.index(jobs.Jobs).due
     for _ in range(DUE_IN_ONE_STEP):
-        if not due or due[0][0] > core.now_ms:
+        job = jobs.take_due(core)
+        if job is None:
             break
-        due_ms, _, job = heapq.heappop(due)
-        if job.due_ms != due_ms or core.live(JOBS).get(job.job) is not job:
-            continue
         run = core.live(RUNS).get(job.run)
-        if run is not None and runs.refusal(run, core.now_ms) is None:
+        if run is not None and run.state == "active":
             jobs.move(core, job, "ready", reason=job.reason)
             _wake(core, job.queue, run)
-    return due[0][0] if due else None
+    return jobs.next_due(core)
 
 
 def load(core: Core) -> None:
