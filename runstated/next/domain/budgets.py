@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from runstate import wire
 from runstated.next.domain import leases, runs
-from runstated.next.domain.answers import Conflict, Listing, NotFound, Refusal, ValidationFailed
+from runstated.next.domain.answers import Conflict, Listing, NotFound, Refusal, ValidationFailed, must
 from runstated.next.domain.core import Core
 from runstated.next.domain.holds import Lease
 from runstated.next.domain.money import BUDGETS, LEDGER, RESERVATIONS, Budget, Entry, Reservation
@@ -31,6 +31,7 @@ from runstated.waits import WATCH, Topic
 
 KIND = "budget"
 RELEASED_IN_ONE_STEP = 100
+STALE_MAX = 64  # entries of the heap whose reservation is not active any more, beside those that are
 
 
 class InsufficientBudget(Refusal):
@@ -129,8 +130,9 @@ def void(core: Core, request: wire.BudgetsRelease) -> wire.BudgetSettled:
 def look(core: Core, request: wire.BudgetsGet) -> wire.BudgetView | Listing:
     """A budget: its limit, what is reserved and what is spent, and its newest reservations."""
     budget = find(core, request.budget)
+    view = _view(budget)  # as it is now: those that are listed may be younger, never older
     if not request.reservations:
-        return _view(budget)
+        return view
 
     def then(newest: list[Reservation]) -> wire.BudgetView:
         views = (
@@ -143,7 +145,7 @@ def look(core: Core, request: wire.BudgetsGet) -> wire.BudgetView | Listing:
             )
             for each in newest
         )
-        return replace(_view(budget), reservations=tuple(views))
+        return replace(view, reservations=tuple(views))
 
     return Listing(
         RESERVATIONS, then, equals={"budget": budget.id}, order="settle_by_ms", newest=True, many=request.reservations
@@ -277,6 +279,15 @@ def tick(core: Core) -> int | None:
     return due[0][0] if due else None
 
 
+def _queue(core: Core, found: Reservation) -> None:
+    """It is to be settled by its time. The entries of those that were settled go when they come up, or are too many."""
+    money = core.index(Money)
+    heapq.heappush(money.due, (found.settle_by_ms, found.reservation))
+    if len(money.due) > 2 * len(core.live(RESERVATIONS)) + STALE_MAX:
+        money.due = [entry for entry in money.due if _is_active(core, entry[1])]
+        heapq.heapify(money.due)
+
+
 def load(core: Core) -> None:
     """After the objects were loaded: the look-up tables."""
     for budget in core.live(BUDGETS).values():
@@ -325,7 +336,7 @@ def _put(core: Core, found: Reservation) -> None:
 
 def _put_in(core: Core, found: Reservation) -> None:
     core.index(Money).of_token.setdefault(found.token, {})[found.reservation] = found
-    heapq.heappush(core.index(Money).due, (found.settle_by_ms, found.reservation))
+    _queue(core, found)
 
 
 def lease_ended(core: Core, lease: Lease) -> None:
@@ -408,6 +419,7 @@ def _move(
     budget = by_id(core, found.budget)
     budget.reserved_minor += reserved
     budget.spent_minor += spent
+    must(budget.reserved_minor >= 0 and budget.spent_minor >= 0 and budget.available >= 0, "looked at before")
     core.put(BUDGETS, budget)
     if reserved + spent > 0:
         core.wake(watch(budget.id))

@@ -144,7 +144,7 @@ def do_ensure(core: Core, pool: Pool) -> None:
 
 
 def _view(core: Core, pool: Pool) -> wire.SlotsView:
-    holders = core.holds.of_topic(line(pool.id))[:HOLDERS_SHOWN]
+    holders = sorted(core.holds.of_topic(line(pool.id)), key=lambda lease: lease.token)[:HOLDERS_SHOWN]
     return wire.SlotsView(
         id=pool.id,
         pool=pool.name,
