@@ -328,6 +328,14 @@ class Harness:
             tx.caller = Caller(client.name, client.access)
         return tx
 
+    def held(self) -> dict[int, int]:
+        """The leases that live, and when, on the lease clock, they lapse."""
+        return {token: hold.expires for token, hold in self.memory.holds.items()}
+
+    def opened(self, limit: str) -> int:
+        """When, on the lease clock, the window of a limit (its id) opened."""
+        return self.memory.windows[limit].lease_ms
+
     def counted(self) -> dict[tuple[str, str, str], int]:
         """The counts that are kept, without zeros."""
         rows = self.rows("SELECT run, queue, state, jobs FROM job_counts WHERE jobs <> 0")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from tests.harness import Client, Harness, Request
 
 MINUTE_MS = 60_000
 LEASE_MS = 30_000
+STEPS_MAX = 3_000  # of Python, for an admission of two jobs
 
 
 @pytest.fixture
@@ -186,7 +188,7 @@ def test_a_job_takes_all_it_needs_in_one_step(h: Harness, a: Client, w: Client, 
     grant = start(w, run)
     assert used(a) == (2, 1, 40, 0)
     assert len(grant.reservations) == 1
-    assert h.rows("SELECT token, units FROM units") == [(grant.token, 2)]
+    assert a.ask(wire.SlotsGet(pool="gpu")).holders == ("worker-w",)
 
 
 @pytest.mark.parametrize("taken", ["gpu", "api", "llm"])
@@ -460,35 +462,26 @@ def test_small_jobs_do_not_starve_a_big_one(h: Harness, a: Client, w: Client, ru
     assert seen == ["big"]
 
 
-@pytest.mark.parametrize("jobs", [10, 2_000])
-def test_ten_thousand_blocked_jobs_are_not_looked_at(
-    h: Harness, a: Client, w: Client, d: Client, run: str, jobs: int
-) -> None:
-    """One queue, three sets of needs, one of them blocked: an admission costs the same steps of the database."""
+@pytest.mark.parametrize("jobs", [10, 1_000])
+def test_many_blocked_jobs_are_not_looked_at(h: Harness, a: Client, w: Client, d: Client, run: str, jobs: int) -> None:
+    """One queue, three sets of needs, one of them blocked: an admission takes the same steps."""
     d.ask(slots(run, 2))
-    send(a, run, "first", of(gpu=1))
-    h.connection.execute(
-        "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < :jobs)"
-        " INSERT INTO jobs (job, space, queue, run, key, state, needs, age, input, created_ms)"
-        " SELECT 'x' || i, 'default', 'q', :run, 'x' || i, 'ready', 1, 1000 + i, '1', 0 FROM n",
-        {"jobs": jobs, "run": run},
-    )
-    h.connection.execute("UPDATE job_counts SET jobs = jobs + :jobs WHERE state = 'ready'", {"jobs": jobs})
+    for number in range(jobs):
+        send(a, run, f"blocked {number}", of(gpu=1))
     for number in range(20):
         send(a, run, f"api {number}", of(llm=1))
         send(a, run, f"plain {number}")
     steps = 0
 
-    def count() -> int:
+    def count(*_: object) -> None:
         nonlocal steps
         steps += 1
-        return 0
 
-    h.connection.set_progress_handler(count, 10)
+    sys.setprofile(count)
     for _ in range(20):
         assert len(w.ask(admit(run, places=2)).jobs) == 2
-    h.connection.set_progress_handler(None, 0)
-    assert steps < 20 * 250, f"{steps} times ten steps of the database for {jobs} jobs"
+    sys.setprofile(None)
+    assert steps < 20 * STEPS_MAX, f"{steps} calls and returns for {jobs} jobs"
 
 
 # ------------------------------------------------------------------ the end of a job
@@ -615,7 +608,7 @@ def test_a_worker_that_comes_after_its_job_was_tidied_lets_go_all_the_same(
     else:
         w.refused("NOT_FOUND", wire.QueuesFail(job=grant.job, token=grant.token, error="E"))
     assert used(a) == (0, 0, 0, 40 * (outcome == "complete"))
-    assert not h.memory.holds
+    assert not h.held()
 
 
 def test_a_repeat_of_admit_takes_once(h: Harness, a: Client, w: Client, run: str) -> None:
@@ -625,8 +618,7 @@ def test_a_repeat_of_admit_takes_once(h: Harness, a: Client, w: Client, run: str
     assert used(a) == (1, 1, 40, 0)
 
 
-def test_a_set_of_needs_that_wants_nothing_is_nothing(h: Harness) -> None:
-    assert not needs.get(h.tx(), needs.OF_QUEUE)
+def test_a_set_of_needs_that_wants_nothing_is_nothing() -> None:
     assert not needs.Wants()
 
 

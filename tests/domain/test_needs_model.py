@@ -103,13 +103,13 @@ class NeedsMachine(RuleBasedStateMachine):
                     self.own = {**getattr(self, "own", {}), grant.job: own}
 
     def hold(self, request: Request, token: int, units: dict[str, int], length: int, job: str = "") -> None:
-        until = self.h.memory.holds[token].expires if token in self.h.memory.holds else 0
+        until = self.h.held().get(token, 0)
         self.model.holds[token] = Held(request.client.name, request.id, units, until, length, job)
 
     def spend(self, limit: str, units: int) -> None:
         """A window begins later than the one before or, if the wall clock went back, a window of steady time after."""
         name, window = self.h.rows("SELECT id, window_ms FROM limits WHERE name = :n", n=limit)[0]
-        opened = self.h.memory.windows[name].lease_ms
+        opened = self.h.opened(name)
         last, (most, per_seconds) = self.model.windows[limit], LIMITS[limit]
         if (window, opened) != (last.began_ms, last.opened):
             assert window > last.began_ms or opened >= last.opened + per_seconds * 1_000
@@ -276,7 +276,7 @@ class NeedsMachine(RuleBasedStateMachine):
         for pool, most in POOLS.items():
             out = sum(held.units.get(pool, 0) for held in self.model.holds.values())
             assert self.keeper.ask(wire.SlotsGet(pool=pool)).used == out <= most
-        holds = {token: hold.expires for token, hold in self.h.memory.holds.items() if token != self.inside}
+        holds = {token: expires for token, expires in self.h.held().items() if token != self.inside}
         assert holds == {token: held.expires for token, held in self.model.holds.items()}
         ready = {job for (job,) in self.h.rows("SELECT job FROM jobs WHERE state = 'ready'")}
         assert ready == set(self.model.ready)

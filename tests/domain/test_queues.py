@@ -511,7 +511,7 @@ def test_a_running_job_of_an_ended_run_can_be_ended_by_nobody_and_counts_as_canc
     assert a.ask(wire.QueuesResult(job=job)) == cancelled
     error = w.refused("LEASE_LOST", complete(grant))
     assert error.run is None, "the end of a child run is not the end of the worker's own"
-    assert not h.memory.holds
+    assert not h.held()
     assert a.ask(wire.QueuesResult(job=job)) == cancelled
 
 
@@ -522,7 +522,7 @@ def test_a_failure_in_an_ended_run_counts_nothing_and_gives_the_job_back(
     grant = take(w, run)
     a.ask(wire.RunsEnd(run=run, state="stopped"))
     w.refused("LEASE_LOST", fail(grant))
-    assert not h.memory.holds
+    assert not h.held()
 
 
 @pytest.mark.parametrize("how", ["died", "lapsed", "released"])
@@ -538,7 +538,7 @@ def test_a_worker_that_lets_go_after_the_end_of_the_run_changes_nothing(
         h.pass_ms(LEASE_MS)
     else:
         w.ask(wire.Release(token=grant.token))
-    assert not h.memory.holds
+    assert not h.held()
     assert view(a, job).state == "cancelled"
 
 

@@ -114,7 +114,7 @@ class QueuesMachine(RuleBasedStateMachine):
         assert job.run in self.below(wanted.run) and job.run not in self.model.over
         job.state, job.attempt, job.reason = "running", grant.attempt, None
         assert grant.token not in self.model.holds
-        until = self.h.memory.holds[grant.token].expires if grant.token in self.h.memory.holds else 0
+        until = self.h.held().get(grant.token, 0)
         self.model.holds[grant.token] = Held(request.client.name, job, until, wanted.lease_ms, request.id)
 
     def check_oldest_first(self, asked: wire.QueuesAdmit, grants: tuple[wire.JobGrant, ...]) -> None:
@@ -337,13 +337,12 @@ class QueuesMachine(RuleBasedStateMachine):
         if not hasattr(self, "h"):
             return
         self.h.check()
-        rows = self.h.rows("SELECT job, state, attempt, result, reason FROM jobs")
+        reason = "CASE WHEN state = 'running' THEN NULL ELSE reason END"  # then it is that of the delivery before
+        rows = self.h.rows(f"SELECT job, state, attempt, result, {reason} FROM jobs")
         assert {row[0]: row[1:] for row in rows} == {
             job.job: (job.state, job.attempt, job.result, job.reason) for job in self.model.jobs.values()
         }
-        assert {token: hold.expires for token, hold in self.h.memory.holds.items()} == {
-            token: held.expires for token, held in self.model.holds.items()
-        }
+        assert self.h.held() == {token: held.expires for token, held in self.model.holds.items()}
         for request, job in self.results:
             ended = job.state in ("succeeded", "failed")
             if request.reply is not None:

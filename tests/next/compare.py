@@ -35,10 +35,7 @@ def canon(core: Core) -> dict[str, Any]:
         "leases of": _holds(core),
         "runs": _runs(core),
         "ready jobs": _ready(core),
-        "jobs by key": {
-            key: job.job for key, job in core.index(jobs.Jobs).of_key.items() if job.job in _rows(core, jobs.JOBS)
-        },
-        "counts": {run: set(of_run) for run, of_run in core.index(jobs.Counts).of_run.items() if _is_active(core, run)},
+        "jobs of": _jobs(core),
         "names": _names(core),
         "sets of needs": {number: found.named for number, found in core.live(needs.SETS).items()},
         "units": {pool.id: pool.used for pool in core.live(slots.POOLS).values()},
@@ -90,6 +87,20 @@ def _runs(core: Core) -> Any:
         {run.run: {name for name, child in run.children.items() if child.state == "active"}
          for run in core.live(runs.RUNS).values() if run.state == "active"},
     )  # fmt: skip
+
+
+def _jobs(core: Core) -> Any:
+    """Of each active run: its open jobs, the counts, and how many name each set of needs."""
+    of_run = core.index(jobs.Jobs).of_run.items()
+    return {
+        run: (
+            {place: job.job for place, job in known.of_key.items() if job.state in jobs.WAITING},
+            set(known.counts),
+            known.naming,
+        )
+        for run, known in of_run
+        if known.counts
+    }
 
 
 def _ready(core: Core) -> Any:

@@ -331,6 +331,23 @@ class Harness:
     def value(self, sql: str, **params: Any) -> Any:
         return self.rows(sql, **params)[0][0]
 
+    def opened(self, limit: str) -> int:
+        """When, on the lease clock, the window of a limit (its id) opened."""
+        return self.core().windows[limit].lease_ms
+
+    def counted(self) -> dict[tuple[str, str, str], int]:
+        """The counts that are kept, without zeros."""
+        rows = self.rows("SELECT run, queue, state, jobs FROM job_counts WHERE jobs <> 0")
+        return {(run, queue, state): jobs for run, queue, state, jobs in rows}
+
+    def recounted(self) -> dict[tuple[str, str, str], int]:
+        rows = self.rows("SELECT run, queue, state, count(*) FROM jobs GROUP BY run, queue, state")
+        return {(run, queue, state): jobs for run, queue, state, jobs in rows}
+
+    def held(self) -> dict[int, int]:
+        """The leases that live, and when, on the lease clock, they lapse."""
+        return {token: lease.expires for core in self.spaces for token, lease in core.holds.of_token.items()}
+
     def events(self, run: str) -> list[str]:
         return [kind for (kind,) in self.rows("SELECT type FROM events WHERE run = :run ORDER BY event", run=run)]
 
@@ -342,6 +359,7 @@ class Harness:
     def check_state(self) -> None:
         """The same while a tick is due that has not been done."""
         check_same(self.spaces, self.loaded())
+        assert self.counted() == self.recounted()
         for core in self.spaces:
             check_lines(core)
         check_resources(self)

@@ -72,6 +72,16 @@ COUNTS = Table("job_counts", Count, key=("run", "queue", "state"), run="run")
 
 
 @dataclass(slots=True)
+class OfRun:
+    """The jobs of an active run that are in memory, by queue and key; the counts, by queue and state; how many open
+    jobs name each set of needs."""
+
+    of_key: dict[tuple[str, str], Job] = field(default_factory=dict)
+    counts: dict[tuple[str, str], Count] = field(default_factory=dict)
+    naming: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
 class JustEnded:
     """Jobs of a run that are still in memory, in the order in which they have ended: all since ``after``."""
 
@@ -83,19 +93,10 @@ class JustEnded:
 class Jobs:
     """The look-up tables."""
 
+    of_run: dict[str, OfRun] = field(default_factory=dict)
     ready: Ready[Job] = field(default_factory=Ready)
-    of_key: dict[tuple[str, str, str], Job] = field(default_factory=dict)
-    due: list[tuple[int, int, Job]] = field(
-        default_factory=list
-    )  # heap of (due, number, job), checked when it comes up
+    due: list[tuple[int, int, Job]] = field(default_factory=list)  # heap of (due, number, job)
     just_ended: dict[str, JustEnded] = field(default_factory=dict)  # by run; until they are durable
-
-
-@dataclass(slots=True)
-class Counts:
-    """Those of each active run."""
-
-    of_run: dict[str, dict[tuple[str, str], Count]] = field(default_factory=dict)
 
 
 def signal(job: Job) -> Topic:
@@ -111,7 +112,7 @@ def find(core: Core, job: str) -> Job | None:
 
 def of_key(core: Core, run: Run, queue: str, key: str) -> Job | None:
     """The job of that key in the run. Raises Missing."""
-    found = core.index(Jobs).of_key.get((run.run, queue, key))
+    found = _of(core, run.run).of_key.get((queue, key))
     if found is not None or not run.has_rows:
         return found
     return core.fetched(JOBS, ("run", "queue", "key"), (run.run, queue, key))
@@ -153,7 +154,9 @@ def number(job: Job) -> int:
 def add(core: Core, job: Job) -> None:
     """A new job, ready."""
     core.put(JOBS, job)
-    core.index(Jobs).of_key[job.run, job.queue, job.key] = job
+    known = _of(core, job.run)
+    known.of_key[job.queue, job.key] = job
+    known.naming[job.needs] = known.naming.get(job.needs, 0) + 1
     _count(core, job, None, "ready")
     _put_in(core, job)
 
@@ -197,15 +200,21 @@ def _end(core: Core, job: Job) -> None:
         just_ended[job.run] = JustEnded(last_finish(core, job.run))
     job.ended_ms, job.finish = core.now_ms, core.next("finish")
     just_ended[job.run].jobs.append(job)
+    naming = _of(core, job.run).naming
+    naming[job.needs] -= 1
+    if not naming[job.needs]:
+        del naming[job.needs]
     needs.forget(core, job.needs)
 
 
 def _forget_ended(core: Core) -> None:
     """They leave memory."""
-    ended = core.index(Jobs).just_ended
-    for job in [job for each in ended.values() for job in each.jobs]:
-        core.index(Jobs).of_key.pop((job.run, job.queue, job.key), None)
-    ended.clear()
+    index = core.index(Jobs)
+    for run, ended in index.just_ended.items():
+        known = index.of_run.get(run) or OfRun()
+        for job in ended.jobs:
+            known.of_key.pop((job.queue, job.key), None)
+    index.just_ended.clear()
 
 
 def ended_after(core: Core, run: str, after: int) -> list[Job] | None:
@@ -216,20 +225,32 @@ def ended_after(core: Core, run: str, after: int) -> list[Job] | None:
     return [job for job in found.jobs if (job.finish or 0) > after]
 
 
-def cleared(core: Core, job: Job) -> None:
-    """Its run is over, and it leaves memory."""
-    core.index(Jobs).of_key.pop((job.run, job.queue, job.key), None)
-    core.index(Jobs).ready.forget(job.run)
-    if job.state in WAITING:
-        needs.forget(core, job.needs)
+def _count(core: Core, job: Job, before: str | None, after: str) -> None:
+    """Keeps the counts by state."""
+    counts = _of(core, job.run).counts
+    for state, change in ((before, -1), (after, 1)):
+        if state is None:
+            continue
+        count = counts.get((job.queue, state))
+        if count is None:
+            count = counts[job.queue, state] = Count(job.run, job.queue, state)
+        count.jobs += change
+        if change > 0 and job.finish is not None:
+            count.finish = job.finish
+        core.put(COUNTS, count)
+
+
+# ---------------------------------------------------------------------------------------------------- memory
 
 
 def load(core: Core) -> None:
     """After the objects were loaded: the look-up tables."""
     for count in core.live(COUNTS).values():
-        _put_count_in(core, count)
+        _of(core, count.run).counts[count.queue, count.state] = count
     for job in core.live(JOBS).values():
-        core.index(Jobs).of_key[job.run, job.queue, job.key] = job
+        known = _of(core, job.run)
+        known.of_key[job.queue, job.key] = job
+        known.naming[job.needs] = known.naming.get(job.needs, 0) + 1
         needs.name(core, job.needs)
         if job.state == "ready":
             _put_in(core, job)
@@ -237,29 +258,21 @@ def load(core: Core) -> None:
             heapq.heappush(core.index(Jobs).due, (job.due_ms, number(job), job))
 
 
-def _count(core: Core, job: Job, before: str | None, after: str) -> None:
-    """Keeps the counts by state."""
-    counts = core.live(COUNTS)
-    for state, change in ((before, -1), (after, 1)):
-        if state is None:
-            continue
-        count = counts.get((job.run, job.queue, state))
-        if count is None:
-            count = Count(job.run, job.queue, state)
-            _put_count_in(core, count)
-        count.jobs += change
-        if change > 0 and job.finish is not None:
-            count.finish = job.finish
-        core.put(COUNTS, count)
+def run_ended(core: Core, run: str) -> None:
+    """In a run that is over jobs are found by their ids only."""
+    core.index(Jobs).ready.forget(run)
+    known = core.index(Jobs).of_run.pop(run, None)
+    if known is not None:
+        for number, jobs in known.naming.items():
+            needs.forget(core, number, jobs)
 
 
-def _put_count_in(core: Core, count: Count) -> None:
-    core.index(Counts).of_run.setdefault(count.run, {})[count.queue, count.state] = count
-
-
-def count_cleared(core: Core, count: Count) -> None:
-    """Its run is over, and it leaves memory."""
-    core.index(Counts).of_run.pop(count.run, None)
+def _of(core: Core, run: str) -> OfRun:
+    of_run = core.index(Jobs).of_run
+    known = of_run.get(run)
+    if known is None:
+        known = of_run[run] = OfRun()
+    return known
 
 
 # ---------------------------------------------------------------------------------------------------- what is told
@@ -295,7 +308,14 @@ def last_finish(core: Core, run: str) -> int:
 
 def counts_of(core: Core, run: str) -> list[Count]:
     """The counts of an active run."""
-    return list(core.index(Counts).of_run.get(run, {}).values())
+    known = core.index(Jobs).of_run.get(run)
+    return [] if known is None else list(known.counts.values())
+
+
+def of_run(core: Core, run: str) -> list[Job]:
+    """The open jobs of an active run."""
+    known = core.index(Jobs).of_run.get(run)
+    return [] if known is None else [job for job in known.of_key.values() if job.state in WAITING]
 
 
 def backoff_ms(job: str, attempt: int) -> int:

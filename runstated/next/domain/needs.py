@@ -128,12 +128,12 @@ def name(core: Core, needs: int) -> None:
         core.live(SETS)[needs].named += 1
 
 
-def forget(core: Core, needs: int) -> None:
-    """One less names the set; one that nobody names is no more."""
+def forget(core: Core, needs: int, many: int = 1) -> None:
+    """So many less name the set; one that nobody names is no more."""
     if needs == OF_QUEUE:
         return
     found = core.live(SETS)[needs]
-    found.named -= 1
+    found.named -= many
     if not found.named:
         core.remove(SETS, found)
         del core.index(Sets).of_text[found.text]

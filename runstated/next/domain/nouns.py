@@ -71,10 +71,7 @@ LOADS: tuple[Callable[[Core], None], ...] = (  # after all objects were loaded
     barriers.load,
 )
 
-CLEARED: Mapping[Table[Any], Callable[[Core, Any], None]] = {  # an object of a run that is over leaves memory
-    jobs.JOBS: jobs.cleared,
-    jobs.COUNTS: jobs.count_cleared,
-}
+ENDED: tuple[Callable[[Core, str], None], ...] = (jobs.run_ended,)  # a run is over: its objects leave memory by and by
 
 TICKS: tuple[Callable[[Core], int | None], ...] = (
     runs.tick,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from runstated.next.domain import nouns, runs
+from runstated.next.domain import runs
 from runstated.next.domain.core import Core
 from runstated.next.domain.runs import RUNS
 from runstated.next.domain.tables import Table
@@ -35,9 +35,6 @@ def clear_ended(core: Core, many: int) -> None:
         run = core.clearing[-1]
         things = core.things_of_run(run, many)
         for table, thing in things:
-            hook = nouns.CLEARED.get(table)
-            if hook is not None:
-                hook(core, thing)
             core.drop(table, thing)
         many -= len(things) + 1
         if many > 0:

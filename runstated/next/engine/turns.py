@@ -117,6 +117,9 @@ class Turns:
     def _finish(self, core: Core) -> None:
         self._server.serve(core)
         core.caller = NOBODY
+        for run in core.ended:
+            for hook in nouns.ENDED:
+                hook(core, run)
         core.clearing.extend(core.ended)
         core.ended.clear()
         for number in core.unnamed:
