@@ -38,6 +38,7 @@ READINGS = ("time", "monotonic", "perf_counter", "clock_gettime", "now", "utcnow
 CLOCK_READERS = {
     "runstated/clock.py": "it is the clock",
     "runstated/batch.py": "perf_counter: bounds the length of a batch, no rule depends on it",
+    "runstated/next/store/sqlite.py": "perf_counter: where commits run, no rule depends on it",
     "runstated/next/engine/turns.py": "perf_counter: bounds the length of a turn, no rule depends on it",
     "runstated/main.py": "the command, not the daemon: how long it waits, what it shows",
 }

@@ -30,7 +30,7 @@ from runstated.next.domain.numbers import Numbers
 from runstated.next.engine.entries import Acked, Ask, Away, Cancelled, Ended, Entry, Opened, Tick
 from runstated.next.engine.spaces import Spaces
 from runstated.next.engine.turns import Said, Turns
-from runstated.next.store import database
+from runstated.next.store import schema
 from runstated.next.store.database import Database
 from runstated.waits import Call, Opening, Topic
 from tests.clock import ManualClock
@@ -189,7 +189,7 @@ class Client:
 def _new_database() -> sqlite3.Connection:
     """What every new database is: copied, which takes a tenth of the time that its making does."""
     connection = sqlite3.connect(":memory:", isolation_level=None, factory=Connection)
-    database.create(connection, nouns.TABLES)
+    schema.create(connection)
     return connection
 
 

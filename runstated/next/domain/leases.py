@@ -107,6 +107,7 @@ def drop(core: Core, lease: Lease) -> None:
         core.emptied[lease.run] = None
     # What names a reservation may be told again: settling it a second time changes nothing.
     if not lease.fingerprint and lease.request and lease.kind != "budget":
+        replies.forget(core, lease.session, lease.request)
         replies.forget_for_a_day(core, lease.session, lease.request)
 
 

@@ -8,9 +8,11 @@ of the turn is committed, and the process ends.
 from __future__ import annotations
 
 import logging
+import sqlite3
 
 from runstate import wire
 from runstated.next.domain.answers import Refusal, ValidationFailed
+from runstated.next.store.errors import is_damage, is_trouble
 
 log = logging.getLogger(__name__)
 
@@ -24,16 +26,21 @@ class Fault(Exception):
         self.doing = doing
 
 
-def reply(fault: Exception) -> wire.Error:
-    """The answer to a request that raised ``fault`` and has changed nothing."""
+def reply(fault: Exception, *, doing: str = "read") -> wire.Error:
+    """The answer to a request that raised ``fault`` and has changed nothing. ``doing``: what the daemon wanted of its
+    database."""
     if isinstance(fault, Refusal):
         return fault.reply()
     if isinstance(fault, OverflowError):
         return ValidationFailed("a number in the request does not fit into 64 bits").reply()
     log.error("a request failed", exc_info=fault)
-    return wire.Error(
-        code="INTERNAL", message=f"the daemon failed at this request ({type(fault).__name__}); see its log"
-    )
+    if isinstance(fault, sqlite3.Error) and is_trouble(fault):
+        return unavailable(fault, doing=doing)
+    if isinstance(fault, sqlite3.DatabaseError) and is_damage(fault):
+        message = "what is stored for this request is damaged: restore a backup with `runstated restore`"
+    else:
+        message = f"the daemon failed at this request ({type(fault).__name__}); see its log"
+    return wire.Error(code="INTERNAL", message=message)
 
 
 def unavailable(cause: object, *, doing: str = "write to") -> wire.Error:

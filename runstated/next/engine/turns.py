@@ -16,7 +16,7 @@ from time import perf_counter_ns
 import msgspec
 
 from runstate import wire
-from runstated.access import Access
+from runstated.access import Access, StoredKey
 from runstated.clock import Clock
 from runstated.next.domain import keys, needs, nouns, replies, sessions
 from runstated.next.domain.answers import NOBODY, Caller, Parked
@@ -40,6 +40,8 @@ class Said:
     pushes: list[tuple[str, wire.Push]] = field(default_factory=list)
     replies: list[tuple[list[CallKey], wire.Reply]] = field(default_factory=list)
     listings: list[Asked] = field(default_factory=list)
+    keys: tuple[StoredKey, ...] | None = None  # all of them, where they may have changed
+    has_more: bool = False  # there is more to do at once
 
 
 class Turns:
@@ -50,6 +52,9 @@ class Turns:
         self.clock = clock
         self._server = Server(fetch, lambda key: keys.is_live(spaces.of(keys.SPACE), key))
         self._woke_ms = clock.woke_ms()
+        self._is_paused = self._were_keys_changed = False
+        self._held: set[CallKey] = set()
+        self.overview: Callable[[wire.StatusView, str, int], wire.StatusView] | None = None
 
     def run(self, entries: Sequence[Entry]) -> int:
         """Runs the first so many entries; how many. Raises Fault."""
@@ -80,7 +85,48 @@ class Turns:
                     log.clear()
             evicting.evict(core)
         said.listings, self._server.listings = self._server.listings, []
+        of_keys = self.spaces.cores.get(keys.SPACE)
+        if of_keys is not None and of_keys.live(keys.KEYS) and self._were_keys_changed:
+            said.keys = keys.stored(of_keys)
+        self._were_keys_changed = False
+        said.has_more = any(core.clearing for core in self.spaces)
         return said
+
+    # ------------------------------------------------------------------ while the disk refuses
+
+    def pause(self) -> None:
+        """Nothing is served until ``resume``; what wakes a line meanwhile is remembered."""
+        self._is_paused = True
+
+    def resume(self) -> None:
+        """Serves what was woken meanwhile."""
+        self._is_paused = self._were_keys_changed = False
+        self._held.clear()
+        for core in self.spaces:
+            self._set_time(core)
+            self._finish(core)
+
+    def held(self) -> set[CallKey]:
+        """The calls whose replies are held."""
+        replies = [calls for core in self.spaces for calls, _ in core.lines.replies]
+        if len(self._held) != sum(map(len, replies)):
+            self._held = {call for calls in replies for call in calls}
+        return self._held
+
+    def take_replies(self, kinds: tuple[type[wire.Reply], ...]) -> list[tuple[list[CallKey], wire.Reply]]:
+        """The replies of these kinds, which do not wait for the disk."""
+        taken = []
+        for core in self.spaces:
+            log = core.lines.replies
+            taken += [each for each in log if isinstance(each[1], kinds)]
+            log[:] = [each for each in log if not isinstance(each[1], kinds)]
+        return taken
+
+    def drop_held(self, core: Core, key: CallKey) -> None:
+        """Its caller has gone: it gets no answer, and what it has done stays."""
+        for calls, _ in core.lines.replies:
+            if key in calls:
+                calls.remove(key)
 
     # ------------------------------------------------------------------ entries
 
@@ -88,6 +134,7 @@ class Turns:
         if isinstance(entry, Ask):
             is_of_keys = isinstance(entry.request, keys.REQUESTS)
             core = self._begin(keys.SPACE if is_of_keys else entry.access.space)
+            self._were_keys_changed |= is_of_keys
             self._server.guarded(core, replies.refusable(entry.key, entry.request), lambda: self._ask(core, entry))
         elif isinstance(entry, Opened):
             core = self._begin(entry.row.space)
@@ -105,17 +152,23 @@ class Turns:
         self._finish(core)
 
     def _begin(self, space: str) -> Core:
-        core, clock = self.spaces.of(space), self.clock
-        core.now_ms, core.lease_ms, core.lease_epoch_ms = clock.wall_ms(), clock.lease_ms(), clock.lease_epoch_ms()
-        core.caller = NOBODY
-        core.woken.clear()
-        core.lines.left.clear()
-        core.lines.overtaken.clear()
-        core.lines.suspects.clear()
+        core = self.spaces.of(space)
+        self._set_time(core)
+        if not self._is_paused:
+            core.woken.clear()
+            core.lines.left.clear()
+            core.lines.overtaken.clear()
+            core.lines.suspects.clear()
         return core
 
+    def _set_time(self, core: Core) -> None:
+        clock = self.clock
+        core.now_ms, core.lease_ms, core.lease_epoch_ms = clock.wall_ms(), clock.lease_ms(), clock.lease_epoch_ms()
+        core.caller = NOBODY
+
     def _finish(self, core: Core) -> None:
-        self._server.serve(core)
+        if not self._is_paused:
+            self._server.serve(core)
         core.caller = NOBODY
         for run in core.ended:
             for hook in nouns.ENDED:
@@ -157,6 +210,8 @@ class Turns:
             until = None if request.wait_ms is None else ask.arrived + request.wait_ms  # type: ignore[attr-defined]
             self._server.park_new(core, ask.access, request, answer, until)
         else:
+            if isinstance(answer, wire.StatusView) and isinstance(request, wire.StatusGet) and self.overview:
+                answer = self.overview(answer, core.space, request.limit)
             self._server.answer(core, ask.key, request, answer)
 
     # ------------------------------------------------------------------ what the daemon does by itself
@@ -176,6 +231,8 @@ class Turns:
             if not entry.away:
                 lines.overtaken.update((call.key, None) for call in calls)
         elif isinstance(entry, Cancelled):
+            if self._is_paused:
+                self.drop_held(core, (entry.session, entry.request_id))
             if lines.leave((entry.session, entry.request_id)) is None:
                 sessions.give_back(core, entry.session, entry.request_id)
         elif isinstance(entry, Nested):

@@ -10,8 +10,8 @@ from runstated.next.domain.answers import Listing
 from runstated.next.domain.tables import Row, Table
 from runstated.next.store import sql
 from runstated.next.store.batch import Batch
+from runstated.store.files import BATCH
 
-BATCH = "INSERT OR REPLACE INTO batches (place, number) VALUES (0, ?)"
 NUMBER = "INSERT OR REPLACE INTO counters (counter, value) VALUES (?, ?)"
 
 
@@ -28,22 +28,23 @@ class CommitFailed(Exception):
 class Database:
     """See the module. ``batch``: the number of the last commit."""
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
+    def __init__(self, connection: sqlite3.Connection, *, is_synced: bool = True) -> None:
         self.connection = connection
         self.batch = 0
-        self._is_synced = True
+        self._syncs = is_synced  # whether a commit waits for the disk at all: see the setting ``sync``
+        self._is_synced = is_synced
 
     def commit(self, batch: Batch, *, durable: bool = True) -> None:
         """Writes a batch; ``durable``: and waits until it is on disk. Each writes a number of its own, so that none is
         empty: its sync covers all before it. Raises CommitFailed."""
         connection, in_commit = self.connection, False
         try:
-            if durable != self._is_synced:
+            if self._syncs and durable != self._is_synced:
                 connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
                 self._is_synced = durable
             connection.execute("BEGIN IMMEDIATE")
             self._write(batch)
-            connection.execute(BATCH, (self.batch + 1,))
+            connection.execute(NUMBER, (BATCH, self.batch + 1))
             in_commit = True
             connection.execute("COMMIT")
         except sqlite3.Error as error:
@@ -87,7 +88,7 @@ class Database:
 
     def last_batch(self) -> int:
         """The number of the last commit on disk."""
-        row = self.connection.execute("SELECT number FROM batches").fetchone()
+        row = self.connection.execute("SELECT value FROM counters WHERE counter = ?", (BATCH,)).fetchone()
         return int(row[0]) if row else 0
 
     def read(self, table: Table[Any], columns: tuple[str, ...], value: Hashable) -> Row | None:
@@ -108,18 +109,11 @@ class Database:
 
     def numbers(self) -> dict[str, int]:
         """The counters."""
-        return dict(self.connection.execute("SELECT counter, value FROM counters"))
+        found = dict(self.connection.execute("SELECT counter, value FROM counters WHERE counter NOT LIKE 'instance:%'"))
+        found.pop(BATCH, None)
+        return found
 
     def oldest_event(self) -> int:
         """The number of the first event that is kept; 0 where there is none."""
         (first,) = self.connection.execute("SELECT min(event) FROM events").fetchone()
         return first or 0
-
-
-def create(connection: sqlite3.Connection, tables: tuple[Table[Any], ...]) -> None:
-    """Makes a new, empty database."""
-    for table in tables:
-        for statement in sql.create(table):
-            connection.execute(statement)
-    connection.execute("CREATE TABLE counters (counter TEXT NOT NULL PRIMARY KEY, value BIGINT NOT NULL) WITHOUT ROWID")
-    connection.execute("CREATE TABLE batches (place INTEGER NOT NULL PRIMARY KEY, number BIGINT NOT NULL)")
