@@ -180,6 +180,7 @@ class Cut:
 
     luck: float
     unsafe: dict[str, int]  # by name: how many pages were not safe
+    records: int = 0
     syncs: int = 0
     failed: int = 0
 
@@ -196,18 +197,29 @@ class Disk:
         self.library = library
         self.log = scratch / "disk-log"
         self.boot_id = scratch / "boot-id"
+        self.armed = scratch / "armed"
         self.boots = 0
         self.before: dict[str, bytes] = {}
 
-    def power_on(self, fail: str = "") -> dict[str, str]:
-        """The environment for the program that is to run on it: a new boot of the machine. ``fail``: see shim.c."""
+    def power_on(self, fail: str = "", end: int | None = None) -> dict[str, str]:
+        """The environment for the program that is to run on it: a new boot of the machine. ``fail``, ``end``: as in
+        shim.c, which syncs fail, counted from ``arm``, and at which record the program is killed."""
         self.boots += 1
         self.boot_id.write_text(f"00000000-0000-4000-8000-{self.boots:012d}\n")
         self.log.unlink(missing_ok=True)
+        self.armed.unlink(missing_ok=True)
         self.before = self.contents()
         environ = {"LD_PRELOAD": str(self.library), "POWER_DIR": str(self.directory), "POWER_LOG": str(self.log)}
         environ["POWER_BOOT"] = str(self.boot_id)
-        return {**environ, "POWER_FAIL": fail} if fail else environ
+        if fail:
+            environ |= {"POWER_FAIL": fail, "POWER_ARM": str(self.armed)}
+        if end is not None:
+            environ["POWER_END"] = str(end)
+        return environ
+
+    def arm(self) -> None:
+        """From now on syncs fail, if any are to."""
+        self.armed.touch()
 
     def contents(self) -> dict[str, bytes]:
         """What is in the files, by path."""
@@ -225,7 +237,11 @@ class Disk:
         kept = play.names.after_cut(rng, luck)
         unsafe = {os.path.basename(name): file.unsafe_pages for name, file in kept.items()}
         self.write({name: file.after_cut(rng, luck) for name, file in sorted(kept.items())})
-        return Cut(luck, unsafe, play.syncs, play.failed)
+        return Cut(luck, unsafe, play.records, play.syncs, play.failed)
+
+    def records_so_far(self) -> int:
+        """How many records the log has."""
+        return len(records(self.log.read_bytes()))
 
     def _played(self) -> Play:
         """The log, played to its end. It is complete if it leads to what the program sees; the last change was perhaps
@@ -277,6 +293,7 @@ class Play:
         self.files: dict[int, File] = {}  # by handle
         self.directories: dict[int, str] = {}
         self.syncs = self.failed = 0
+        self.records = len(log)
         for number, record in enumerate(log):
             self._play(number, *record)
 

@@ -8,6 +8,8 @@
  *     POWER_DIR     the directory, as the program spells it (absolute)
  *     POWER_LOG     the log: records of `struct record`, each followed by `length` bytes
  *     POWER_FAIL    optional, SUFFIX:FIRST:COUNT: so many syncs of files with that suffix fail with EIO
+ *     POWER_ARM     optional: they are counted from when this file is there
+ *     POWER_END     optional: the program is killed when the log has so many records
  *     POWER_BOOT    optional: the file that is read in place of the kernel's boot id
  *
  * One mutex makes the log's order that of the calls. What a program may do to a file that is not modelled here
@@ -18,6 +20,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -56,6 +59,7 @@ static int log_fd = -1;
 static char directory[4096];
 static size_t directory_length;
 static char boot_id[4096];
+static char arm[4096];
 static char fail_suffix[64];
 static long fail_first, fail_count;
 static long matching_syncs;
@@ -63,6 +67,7 @@ static uint32_t handles[DESCRIPTORS]; /* by descriptor; 0: not ours */
 static char fails[DESCRIPTORS];       /* by descriptor: whether POWER_FAIL is about it */
 static uint32_t last_handle;
 static uint64_t records;
+static uint64_t end = UINT64_MAX;
 
 #define REAL(name) ((__typeof__(&name))real(#name))
 
@@ -76,12 +81,14 @@ static void *real(const char *name)
 __attribute__((constructor)) static void begin(void)
 {
     const char *where = getenv("POWER_DIR"), *log = getenv("POWER_LOG");
-    const char *fail = getenv("POWER_FAIL"), *boot = getenv("POWER_BOOT");
+    const char *fail = getenv("POWER_FAIL"), *boot = getenv("POWER_BOOT"), *when = getenv("POWER_ARM");
     if (!where || !log) return;
     directory_length = strlen(where);
     if (directory_length >= sizeof directory) abort();
     strcpy(directory, where);
     if (boot && strlen(boot) < sizeof boot_id) strcpy(boot_id, boot);
+    if (when && strlen(when) < sizeof arm) strcpy(arm, when);
+    if (getenv("POWER_END")) end = strtoull(getenv("POWER_END"), NULL, 10);
     if (fail && sscanf(fail, "%63[^:]:%ld:%ld", fail_suffix, &fail_first, &fail_count) != 3) abort();
     log_fd = REAL(open)(log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
     if (log_fd < 0) abort();
@@ -97,6 +104,10 @@ static uint64_t note(enum kind kind, uint32_t handle, uint64_t offset, const str
     if (count > 15) abort();
     all[0] = (struct iovec){&record, sizeof record};
     size_t total = sizeof record;
+    if (records >= end) {
+        kill(getpid(), SIGKILL);
+        for (;;) pause();
+    }
     for (int i = 0; i < count; i++) {
         all[i + 1] = data[i];
         record.length += data[i].iov_len;
@@ -332,7 +343,7 @@ int ftruncate64(int fd, off64_t size)
 
 static int is_to_fail(int fd)
 {
-    if (!fails[fd]) return 0;
+    if (!fails[fd] || (arm[0] && access(arm, F_OK))) return 0;
     long number = ++matching_syncs;
     return number >= fail_first && number < fail_first + fail_count;
 }

@@ -28,7 +28,7 @@ def run(disk: Disk) -> Run:
     """Runs lines of Python on the disk: `fd` is the open file `data`, `directory` its directory, `at(page, letter)`
     writes a page."""
 
-    def run(*lines: str, fail: str = "") -> None:
+    def run(*lines: str, fail: str = "", end: int | None = None) -> None:
         where = str(disk.directory)
         program = [
             "import os, sqlite3, errno",
@@ -40,7 +40,7 @@ def run(disk: Disk) -> Run:
             "os.kill(os.getpid(), 9)",
         ]
         answer = subprocess.run(
-            [sys.executable, "-c", "\n".join(program)], env=disk.power_on(fail), capture_output=True, text=True
+            [sys.executable, "-c", "\n".join(program)], env=disk.power_on(fail, end), capture_output=True, text=True
         )
         assert answer.returncode == -9, answer.stderr
 
@@ -65,6 +65,7 @@ def letters(content: bytes) -> str:
     return "".join(chr(page[0]) if page[0] else "." for page in pages)
 
 
+ARM = "os.close(os.open(os.environ['POWER_ARM'], os.O_CREAT | os.O_WRONLY))"
 SAFE = ("at(0, 'a'); at(1, 'b'); os.fsync(fd); os.fsync(directory)",)
 
 
@@ -105,13 +106,13 @@ def test_a_sync_through_another_descriptor_counts(disk: Disk, run: Run) -> None:
 
 def test_what_a_failed_sync_was_for_is_not_covered_by_the_next(disk: Disk, run: Run) -> None:
     failing = "try: os.fsync(fd)\nexcept OSError as error: assert error.errno == errno.EIO\nelse: raise SystemExit(1)"
-    run(*SAFE, "at(0, 'x')", failing, "at(1, 'y'); os.fsync(fd)", fail="data:2:1")
+    run(*SAFE, ARM, "at(0, 'x')", failing, "at(1, 'y'); os.fsync(fd)", fail="data:1:1")
     assert cuts(disk) == {"ay", "xy"}
     assert disk.cut(random.Random(0)).failed == 1
 
 
 def test_what_is_written_again_after_a_failed_sync_is_covered(disk: Disk, run: Run) -> None:
-    run(*SAFE, "at(0, 'x')\ntry: os.fsync(fd)\nexcept OSError: pass", "at(0, 'z'); os.fsync(fd)", fail="data:2:1")
+    run(*SAFE, ARM, "at(0, 'x')\ntry: os.fsync(fd)\nexcept OSError: pass", "at(0, 'z'); os.fsync(fd)", fail="data:1:1")
     assert cuts(disk) == {"zb"}
 
 
@@ -165,6 +166,15 @@ def test_the_boot_id_is_another_after_each_power_on(disk: Disk, run: Run) -> Non
     first = (disk.directory / "data").read_text()
     run(line)
     assert first.count("-") == 4 and (disk.directory / "data").read_text() not in ("", first)
+
+
+def test_a_program_is_ended_at_any_record(disk: Disk, run: Run) -> None:
+    left = set()
+    for end in range(9):
+        run(*SAFE, end=end)
+        left |= cuts(disk)
+        disk.write({})
+    assert left == {"-", "", "a", ".", ".b", "a.", "ab", ".."}
 
 
 @pytest.mark.parametrize(("how", "is_safe"), [("FULL", True), ("NORMAL", False)])
