@@ -50,7 +50,8 @@ def detached(descriptor: str, options: str) -> None:
     try:
         from dataclasses import replace
 
-        from runstated import daemon, inherited, settings
+        from runstated import daemon, settings
+        from runstated.host import inherited
 
         remains = inherited.reset()  # before there are threads, each of which would keep its own
         daemon.serve(replace(settings.load(json.loads(options)), inherited=remains), ready, foreground=False)

@@ -22,9 +22,10 @@ from pathlib import Path
 
 from runstate import paths, presence
 from runstate.presence import LockInfo
-from runstated import processes, settings
+from runstated import settings
 from runstated.guard import Guard
-from runstated.lockfile import Lock
+from runstated.host import processes
+from runstated.host.lockfile import Lock
 
 ANSWER_MS = settings.DRAIN_MS + 5_000
 TRIES = 500  # to get the name of a process that is about to end

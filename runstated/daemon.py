@@ -25,9 +25,10 @@ from typing import TYPE_CHECKING, Any
 
 import runstate
 from runstate import paths, presence
-from runstated import claim, lockfile, logs, notify, reserve, settings
-from runstated.clock import Clock
+from runstated import claim, settings
 from runstated.guard import Guard
+from runstated.host import lockfile, logs, notify, reserve
+from runstated.host.clock import Clock
 from runstated.settings import Settings
 from runstated.store import files
 
@@ -153,9 +154,9 @@ class Service:
         config = self._config
         tcp, http, tls = _listen(config)  # first: imports take a while, and who connects meanwhile waits
         # Imported here, so that a refused second daemon and `--help` do not pay for the engine.
-        from runstated import listening
-        from runstated.engine import Engine
-        from runstated.server import Server
+        from runstated.engine.engine import Engine
+        from runstated.server import listening
+        from runstated.server.server import Server
         from runstated.store import sqlite
 
         new_id, backup = self._guard.database, not config.no_backup
@@ -220,7 +221,7 @@ class Service:
 
 def _listen(config: Settings) -> tuple[socket.socket | None, socket.socket | None, ssl.SSLContext | None]:
     """The sockets for TCP and for HTTP, and the TLS of the first. Raises DaemonError."""
-    from runstated import listening
+    from runstated.server import listening
 
     tcp = http = tls = None
     try:

@@ -24,8 +24,8 @@ from runstated.store.files import Files, log_of
 
 if TYPE_CHECKING:
     from runstated.daemon import Listener
-    from runstated.engine import Engine
-    from runstated.lockfile import Lock
+    from runstated.engine.engine import Engine
+    from runstated.host.lockfile import Lock
     from runstated.store.sqlite import Store
 
 log = logging.getLogger("runstated")

@@ -162,7 +162,8 @@ def _check_listeners(config: Settings, holder: presence.LockInfo) -> None:
 
 
 def _run_in_foreground(config: Settings) -> NoReturn:
-    from runstated import daemon, lockfile
+    from runstated import daemon
+    from runstated.host import lockfile
 
     try:
         presence.unmark_stopped(config.stopped)
@@ -269,7 +270,8 @@ def restore(file: str, **options: str | None) -> None:
 
     What was held at the time of the backup is given back, as if all processes had died.
     """
-    from runstated import daemon, lockfile
+    from runstated import daemon
+    from runstated.host import lockfile
     from runstated.restore import restore as go_back
     from runstated.store.backup import BackupError
 

@@ -19,14 +19,19 @@ from pathlib import Path
 
 import runstate
 from runstate import presence
-from runstated import loading, lockfile
-from runstated.batch import Ended, Executor, Lost
-from runstated.clock import Clock
-from runstated.lines import Memory
+from runstated.domain.answers import Missing
+from runstated.domain.numbers import Numbers
+from runstated.domain.sessions import SESSIONS
+from runstated.domain.waits import Opening
+from runstated.engine.entries import Ended
+from runstated.engine.spaces import Spaces
+from runstated.engine.turns import Turns
+from runstated.host import lockfile
+from runstated.host.clock import Clock
 from runstated.settings import Settings
 from runstated.store import backup, files, schema
 from runstated.store.backup import BackupError
-from runstated.store.tx import Tx
+from runstated.store.database import CommitFailed, Database
 
 log = logging.getLogger(__name__)
 
@@ -77,45 +82,63 @@ class _Known:
     revoked: set[str] = field(default_factory=set)  # keys
 
 
-def _make_safe(database: Path, clock: Clock, known: _Known) -> tuple[int, int]:
-    """Ends all sessions and holds of a database and lifts its counters; how many of both there were."""
-    connection = sqlite3.connect(database, isolation_level=None)
+def _make_safe(path: Path, clock: Clock, known: _Known) -> tuple[int, int]:
+    """Ends all sessions and holds of a database and lifts its numbers; how many of both there were."""
+    connection = sqlite3.connect(path, isolation_level=None)
     try:
         schema.migrate(connection)
-        memory, instance = Memory(), schema.instance(connection) or ""
-        tx = Tx(connection, memory, instance)
-        sessions = loading.load(tx, memory, clock.lease_ms())
-        leases = len(memory.holds)
-        rest = [Ended(session.session, "died") for session in sessions]
-        executor = Executor(memory, clock, instance)
-        while rest:
-            try:
-                rest = rest[executor.run(connection, rest) :]
-            except Lost as lost:
-                raise lost.cause from lost
-        if tx.one("SELECT session FROM sessions UNION ALL SELECT subject FROM leases LIMIT 1") is not None:
+        database = Database(connection)
+        database.batch = database.last_batch()
+        instance = schema.instance(connection) or ""
+        spaces = Spaces(Numbers(instance), Opening(clock.lease_ms(), clock.wall_ms()))
+        spaces.load(database)
+        spaces.numbers.make_secrets()
+        leases = sum(len(core.holds.of_token) for core in spaces)
+        sessions = list(spaces.space_of)
+        _end_all(spaces, database, clock, sessions)
+        if any(core.live(SESSIONS) or core.holds.of_token for core in spaces):
             raise BackupError("the sessions and holds of the backup cannot be ended: it is damaged")
+        _lift(connection, spaces.numbers, database.batch, known)
         connection.execute("BEGIN IMMEDIATE")
-        for counter in COUNTERS:
-            present = memory.counters.get(counter, 0)
-            lifted = max(present, known.numbers.get(counter, 0)) + LIFTS.get(counter, LIFT)
-            if counter == "event":
-                tx.run("UPDATE events SET event = event + :lift", lift=lifted - present)
-            tx.run(
-                "INSERT INTO counters (counter, value) VALUES (:counter, :value)"
-                " ON CONFLICT (counter) DO UPDATE SET value = excluded.value",
-                counter=counter,
-                value=lifted,
-            )
         files.give_id(connection, instance, int(files.make_id(), 16), again=True)  # it is not the one it was
         for key in known.revoked:
-            tx.run(
-                "UPDATE keys SET revoked_ms = :now WHERE id = :id AND revoked_ms IS NULL", id=key, now=clock.wall_ms()
-            )
+            revoke = "UPDATE keys SET revoked_ms = ? WHERE id = ? AND revoked_ms IS NULL"
+            connection.execute(revoke, (clock.wall_ms(), key))
         connection.execute("COMMIT")
         return len(sessions), leases
     finally:
         connection.close()
+
+
+def _end_all(spaces: Spaces, database: Database, clock: Clock, sessions: list[str]) -> None:
+    """As when their processes die."""
+
+    def fetch(missing: Missing) -> object:
+        row = database.read(missing.table, missing.columns, missing.value)
+        return None if row is None else missing.table.made(row)
+
+    turns = Turns(spaces, clock, fetch)
+    rest = [Ended(session, "died") for session in sessions]
+    while rest:
+        rest = rest[turns.run(rest) :]
+        try:
+            database.commit(turns.take_batch())
+        except CommitFailed as failed:
+            raise failed.cause from failed
+        turns.durable()
+
+
+def _lift(connection: sqlite3.Connection, numbers: Numbers, batch: int, known: _Known) -> None:
+    """Each number goes on above the highest that it is known to have had; so do the events that are kept."""
+    present = {**numbers.last, files.BATCH: batch}
+    connection.execute("BEGIN IMMEDIATE")
+    for counter in COUNTERS:
+        now = present.get(counter, 0)
+        lifted = max(now, known.numbers.get(counter, 0)) + LIFTS.get(counter, LIFT)
+        if counter == "event":
+            connection.execute("UPDATE events SET event = event + ?", (lifted - now,))
+        connection.execute("INSERT OR REPLACE INTO counters (counter, value) VALUES (?, ?)", (counter, lifted))
+    connection.execute("COMMIT")
 
 
 def _known(database: Path) -> _Known:

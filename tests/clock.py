@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from runstated.clock import Alarm, Clock
+from runstated.host.clock import Alarm, Clock
 
 
 class ManualClock(Clock):

@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
-from runstated.store.tx import Tx
 from tests import dispositions
 from tests.clock import ManualClock
-
-if os.environ.get("RUNSTATED_TESTED") == "next":  # the same tests on the engine that is to replace the present one
-    import tests.next.harness
-
-    sys.modules["tests.harness"] = tests.next.harness
-
 from tests.harness import Harness
 
 # Every commit of a daemon waits for the disk. In memory it is the same commit without the wait, as no test cuts the
@@ -63,8 +55,3 @@ def h() -> Iterator[Harness]:
 @pytest.fixture
 def clock(h: Harness) -> ManualClock:
     return h.clock
-
-
-@pytest.fixture
-def tx(h: Harness) -> Tx:
-    return h.tx()

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from runstate import wire
-from runstated.batch import Away, Ended, Opened
 from runstated.domain import sessions
-from runstated.engine import Engine
+from runstated.domain.access import Access
+from runstated.engine.engine import Engine
+from runstated.engine.entries import Away, Ended, Opened
 from runstated.store.sqlite import Store
-from runstated.store.tx import Access
 from tests.clock import ManualClock
 
 PATIENCE_S = 30

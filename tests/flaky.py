@@ -8,7 +8,7 @@ import sqlite3
 import msgspec
 
 from runstate import wire
-from runstated.batch import Ask, Entry, Lost, Reread
+from runstated.engine.entries import Ask, Entry, Lost, Reread
 from tests.harness import Harness, Request
 
 STATEMENTS_MAX = 40  # of a batch: the one that fails is among the first of so many

@@ -1,4 +1,4 @@
-"""The rules without sockets: real schema, real memory, real batches, and a clock that goes when the test says so.
+"""The rules without sockets: real objects, real turns, a real database, and a clock that goes when the test says so.
 
 A script reads like a story:
 
@@ -21,17 +21,20 @@ from typing import Any, ClassVar
 import msgspec
 
 from runstate import wire
-from runstated import dispatch
-from runstated.batch import Acked, Ask, Away, Cancelled, Ended, Entry, Executor, Opened, Tick
-from runstated.cache import Cache
-from runstated.domain import leases, needs, sessions
-from runstated.engine import Engine
-from runstated.lines import Memory
+from runstated.domain import keys, needs, nouns, sessions, slots
+from runstated.domain.access import Access
+from runstated.domain.answers import Caller, Missing, Parked
+from runstated.domain.core import Core
+from runstated.domain.numbers import Numbers
+from runstated.domain.waits import Call, Opening, Topic
+from runstated.engine.cache import Cache
+from runstated.engine.entries import Acked, Ask, Away, Cancelled, Ended, Entry, Opened, Tick
+from runstated.engine.spaces import Spaces
+from runstated.engine.turns import Said, Turns
 from runstated.store import schema
-from runstated.store.sqlite import Store
-from runstated.store.tx import Access, Caller, Parked, Tx
-from runstated.waits import Call, Topic
+from runstated.store.database import Database
 from tests.clock import ManualClock
+from tests.compare import check_same
 
 INSTANCE = "test"
 TICKS_MAX = 10_000  # more of them without time passing is a tick that never gets done
@@ -161,7 +164,8 @@ class Client:
         return reply
 
     def beat(self, *tokens: int) -> list[bool]:
-        return [self.h.memory.beat(self.name, token, self.h.clock.lease_ms()) for token in tokens]
+        holds = self.h.core(self.access.space).holds
+        return [holds.beat(self.name, token, self.h.clock.lease_ms()) for token in tokens]
 
     def lose(self) -> None:
         """The connection is lost."""
@@ -185,7 +189,7 @@ class Client:
 def _new_database() -> sqlite3.Connection:
     """What every new database is: copied, which takes a tenth of the time that its making does."""
     connection = sqlite3.connect(":memory:", isolation_level=None, factory=Connection)
-    schema.migrate(connection)
+    schema.create(connection)
     return connection
 
 
@@ -198,21 +202,34 @@ class Harness:
             path, isolation_level=None, cached_statements=512, factory=Connection, check_same_thread=False
         )
         weakref.finalize(self, self.connection.close)  # in whatever thread; Python 3.13 warns of one left open
-        if path == ":memory:":
+        if not self.connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
             _new_database().backup(self.connection)
-        schema.migrate(self.connection)
         self.clients: dict[str, Client] = {}
         self.cache = Cache()
         self._tickets = 0
         self.start()
 
     def start(self) -> None:
-        """As after a start of the daemon: the memory is what the file says."""
-        engine = Engine(Store(Path("unused"), "full"), self.clock)
-        engine._load(self.connection)
-        self.memory: Memory = engine.memory
-        self.memory.due(self.clock.wall_ms())
-        self.executor = Executor(self.memory, self.clock, INSTANCE)
+        """As after a start of the daemon: memory is what the database says."""
+        self.database = Database(self.connection)
+        self.spaces = self.loaded()
+        self.database.batch = self.database.last_batch()
+        self.turns = Turns(self.spaces, self.clock, self.fetch)
+
+    def loaded(self) -> Spaces:
+        """What a start would have in memory now."""
+        numbers = Numbers(INSTANCE)
+        spaces = Spaces(numbers, Opening(self.clock.lease_ms(), self.clock.wall_ms()))
+        spaces.load(self.database)
+        numbers.make_secrets()
+        return spaces
+
+    def fetch(self, missing: Missing) -> Any:
+        row = self.database.read(missing.table, missing.columns, missing.value)
+        return None if row is None else missing.table.made(row)
+
+    def core(self, space: str = "default") -> Core:
+        return self.spaces.of(space)
 
     def close(self) -> None:
         self.connection.close()
@@ -226,12 +243,8 @@ class Harness:
         process: str = "",
     ) -> Client:
         access = access or Access(space=space)
-        if access.key:
-            self.connection.execute(
-                "INSERT INTO keys (id, space, name, permissions, hash, created_ms)"
-                " VALUES (:id, :space, '', '', '', 0) ON CONFLICT DO NOTHING",
-                {"id": access.key, "space": access.space},
-            )
+        if access.key and access.key not in self.spaces.of(keys.SPACE).live(keys.KEYS):
+            self.spaces.of(keys.SPACE).put(keys.KEYS, keys.Key(access.key, access.space, "", "", "", 0))
         self.clients[name] = Client(self, name, access, process)
         return self.clients[name].hello(runs)
 
@@ -242,29 +255,31 @@ class Harness:
     # ------------------------------------------------------------------ batches
 
     def run(self, *entries: Entry) -> None:
-        """Runs the entries in as few transactions as the executor needs."""
+        """Runs the entries in as few turns as that takes, each with its commit."""
         rest = list(entries)
         while rest:
-            rest = rest[self.executor.run(self.connection, rest) :]
-            self.deliver()
+            rest = rest[self.turns.run(rest) :]
+            self.commit()
+            self.deliver(self.turns.durable())
 
-    def deliver(self) -> None:
+    def commit(self) -> None:
+        self.database.commit(self.turns.take_batch())
+
+    def deliver(self, said: Said) -> None:
         """What the engine does after a commit."""
-        memory = self.memory
-        for settled, deadline_ms, result in memory.settled:
+        for settled, deadline_ms, result in said.settled:
             self.cache.put(settled, deadline_ms, wire.encode(result))
-        for run in memory.forgotten_runs:
+        for run in said.forgotten_runs:
             self.cache.drop(run)
-        for session, push in memory.pushes:
+        for session, push in said.pushes:
             if session in self.clients:
                 self.clients[session].pushes.append(_over_the_wire(push, wire.decode_push))
-        for keys, reply in memory.replies:
-            for session, request_id in keys:
+        answers = [(asked.key, asked.listing.then(self.database.list(asked.listing))) for asked in said.listings]
+        for calls, reply in [*said.replies, *(([key], reply) for key, reply in answers)]:
+            for session, request_id in calls:
                 if session in self.clients:
                     request = self.clients[session].open[request_id]
                     request.replies.append(_over_the_wire(reply, wire.decode_reply))
-        for logged in (memory.settled, memory.forgotten_runs, memory.replies, memory.pushes, memory.keys):
-            logged.clear()
 
     # ------------------------------------------------------------------ time
 
@@ -303,10 +318,9 @@ class Harness:
         raise AssertionError("a tick is due again and again")
 
     def _due_in_ms(self) -> int | None:
-        steady, wall = self.memory.next_steady(), self.memory.due_ms
-        times = [] if steady is None else [steady - self.clock.lease_ms()]
-        times += [] if wall is None else [wall - self.clock.wall_ms()]
-        return min(times, default=None)
+        steady = [at - self.clock.lease_ms() for core in self.spaces if (at := core.next_lease()) is not None]
+        wall = [core.due_ms - self.clock.wall_ms() for core in self.spaces if core.due_ms is not None]
+        return min([*steady, *wall], default=None)
 
     # ------------------------------------------------------------------ looking
 
@@ -317,24 +331,9 @@ class Harness:
     def value(self, sql: str, **params: Any) -> Any:
         return self.rows(sql, **params)[0][0]
 
-    def events(self, run: str) -> list[str]:
-        return [kind for (kind,) in self.rows("SELECT type FROM events WHERE run = :run ORDER BY event", run=run)]
-
-    def tx(self, client: Client | None = None) -> Tx:
-        """A Tx outside any batch, for rules that are no verbs."""
-        tx = Tx(self.connection, self.memory, INSTANCE)
-        tx.now_ms, tx.lease_ms = self.clock.wall_ms(), self.clock.lease_ms()
-        if client is not None:
-            tx.caller = Caller(client.name, client.access)
-        return tx
-
-    def held(self) -> dict[int, int]:
-        """The leases that live, and when, on the lease clock, they lapse."""
-        return {token: hold.expires for token, hold in self.memory.holds.items()}
-
     def opened(self, limit: str) -> int:
         """When, on the lease clock, the window of a limit (its id) opened."""
-        return self.memory.windows[limit].lease_ms
+        return self.core().windows[limit].lease_ms
 
     def counted(self) -> dict[tuple[str, str, str], int]:
         """The counts that are kept, without zeros."""
@@ -345,74 +344,66 @@ class Harness:
         rows = self.rows("SELECT run, queue, state, count(*) FROM jobs GROUP BY run, queue, state")
         return {(run, queue, state): jobs for run, queue, state, jobs in rows}
 
+    def held(self) -> dict[int, int]:
+        """The leases that live, and when, on the lease clock, they lapse."""
+        return {token: lease.expires for core in self.spaces for token, lease in core.holds.of_token.items()}
+
+    def events(self, run: str) -> list[str]:
+        return [kind for (kind,) in self.rows("SELECT type FROM events WHERE run = :run ORDER BY event", run=run)]
+
     def check(self) -> None:
-        """What must be true between two batches, whatever happened."""
+        """What must be true between two turns, whatever happened."""
         self.check_state()
         self.check_nobody_was_forgotten()
 
     def check_state(self) -> None:
         """The same while a tick is due that has not been done."""
-        check_memory(self.memory)
+        check_same(self.spaces, self.loaded())
         assert self.counted() == self.recounted()
-        self.check_leases()
+        for core in self.spaces:
+            check_lines(core)
         check_resources(self)
         self.check_nobody_waits_in_vain()
 
-    def check_leases(self) -> None:
-        rows = self.rows("SELECT token, session, length_ms, kind, run, subject FROM leases")
-        assert {row[0]: (row[1], row[2], leases.topic(row[3], row[5], row[4])) for row in rows} == {
-            hold.token: (hold.session, hold.length_ms, hold.subject) for hold in self.memory.holds.values()
-        }
-        units = {(hold.token, other) for hold in self.memory.holds.values() for other in hold.others}
-        units |= {(hold.token, hold.subject) for hold in self.memory.holds.values() if hold.subject[0] == "slots"}
-        assert units == set(leases.all_units(self.tx()))
-        held = self.rows("SELECT run, key FROM once_keys WHERE state = 'held'")
-        keys = [(run, subject) for _, _, _, kind, run, subject in rows if kind == "once"]
-        assert len(keys) == len(set(keys)), "two hold one key"
-        over = "SELECT run FROM runs WHERE state = 'active' AND (deadline_ms IS NULL OR deadline_ms > :now)"
-        active = {run for (run,) in self.rows(over, now=self.clock.wall_ms())}
-        assert {key for key in held if key[0] in active} == {key for key in keys if key[0] in active}
-        running = self.rows("SELECT job, run, token FROM jobs WHERE state = 'running'")
-        jobs = {(subject, run, token) for token, _, _, kind, run, subject in rows if kind == "job"}
-        assert {job for job in running if job[1] in active} == {job for job in jobs if job[1] in active}
-        for token, session in self.rows("SELECT token, session FROM leases"):
-            assert self.value("SELECT count(*) FROM sessions WHERE session = :s", s=session), f"{token} of nobody"
-
     def check_nobody_was_forgotten(self) -> None:
-        """Whoever waits and is there would have to wait if it asked again now: no wake-up was lost."""
-        memory = self.memory
-        for call in list(memory.calls.values()):
-            if call.away:
-                continue
-            windows, due = dict(memory.windows), (memory.due_ms, memory.due_lease_ms)
-            tx, mark = self.tx(), memory.mark()
-            tx.caller = Caller(call.session, call.access, call.request_id, call.rank, call.ticket)
-            tx.run("SAVEPOINT asked_again")
+        """Whoever waits and is there would have to wait if it asked again now: no wake-up was lost. (Asked of what a
+        start would have, so that nothing is changed by the question.)"""
+        for core in self.spaces:
+            for call in core.calls():
+                if not call.away:
+                    self._check_would_wait(core, call)
+
+    def _check_would_wait(self, core: Core, call: Call) -> None:
+        noted = {table: dict(rows) for table, rows in core.notes.items()}
+        assert not noted, "asked between two turns"
+        copy = self.loaded().of(core.space)
+        copy.lines, copy.windows = core.lines, dict(core.windows)
+        copy.now_ms, copy.lease_ms = self.clock.wall_ms(), self.clock.lease_ms()
+        copy.caller = Caller(call.session, call.access, call.request_id, call.rank, call.ticket, call.request)
+        left, overtaken, suspects = list(core.lines.left), dict(core.lines.overtaken), dict(core.lines.suspects)
+        replies, pushes = list(core.lines.replies), list(core.lines.pushes)
+        while True:
             try:
-                answer = dispatch.answer(tx, call.request)
-            finally:
-                tx.run("ROLLBACK TO asked_again")
-                tx.run("RELEASE asked_again")
-                memory.rollback(mark)
-                memory.windows = windows
-                memory.due_ms, memory.due_lease_ms = due
-                memory.suspects.clear()
-            assert isinstance(answer, Parked), f"{call} waits beside {answer}"
+                answer = nouns.VERBS[type(call.request)](copy, call.request)
+                break
+            except Missing as missing:
+                copy.supply(missing, self.fetch(missing))
+        core.lines.left, core.lines.overtaken, core.lines.suspects = left, overtaken, suspects
+        core.lines.replies, core.lines.pushes = replies, pushes
+        assert isinstance(answer, Parked), f"{call} waits beside {answer}"
 
     def check_nobody_waits_in_vain(self) -> None:
         """Nobody who is there waits beside an open key, a ready job, a finished job or in a run that is over."""
-        for call in self.memory.calls.values():
-            if not call.away:
-                self._check_waits_for_something(call)
+        for core in self.spaces:
+            for call in core.calls():
+                if not call.away:
+                    self._check_waits_for_something(call)
 
     def _check_waits_for_something(self, call: Call) -> None:
         request = call.request
-        now = self.clock.wall_ms()
-        over = "SELECT count(*) FROM runs WHERE run = :run AND (state <> 'active' OR deadline_ms <= :now)"
         if isinstance(request, wire.OnceAcquire | wire.OnceGet):
-            state = self.rows("SELECT state FROM once_keys WHERE run = :r AND key = :k", r=request.run, k=request.key)
-            assert state == [("held",)], f"{call} waits beside a key that is {state}"
-            assert not self.value(over, run=request.run, now=now) or self.memory.due_ms is not None
+            held = "SELECT count(*) FROM leases WHERE kind = 'once' AND run = :r AND subject = :k"
+            assert self.value(held, r=request.run, k=request.key), f"{call} waits beside a key that nobody holds"
         elif isinstance(request, wire.QueuesResult):
             (state,) = self.rows("SELECT state FROM jobs WHERE job = :job", job=request.job)[0]
             assert state in ("ready", "delayed", "running"), f"{call} waits for a job that is {state}"
@@ -447,7 +438,7 @@ class Harness:
             path=f"%/{wanted.run}/%" if wanted.below else f"%/{wanted.run}/",
             now=self.clock.wall_ms(),
         )
-        return [(age, needs.get(self.tx(), number or of_queue)) for age, number, of_queue in rows]
+        return [(age, needs.get(self.core(space), number or of_queue)) for age, number, of_queue in rows]
 
 
 def _over_the_wire(message: Any, decode: Any) -> Any:
@@ -457,42 +448,22 @@ def _over_the_wire(message: Any, decode: Any) -> Any:
     return seen
 
 
-# ---------------------------------------------------------------------------------------------------- the memory
+# ---------------------------------------------------------------------------------------------------- who waits
 
 
-def snapshot(memory: Memory) -> dict[str, Any]:
-    """All of the memory that a transaction may change, as plain values. Counters and ``due_ms`` may run ahead."""
-    return {
-        "sessions": dict(memory.sessions),
-        "calls": {
-            key: (id(call), call.away, call.lines, call.signals, dict(call.ages)) for key, call in memory.calls.items()
-        },
-        "holds": {token: (id(hold), hold.expires, list(hold.others)) for token, hold in memory.holds.items()},
-        "left": list(memory.left),
-        "replies": list(memory.replies),
-        "pushes": list(memory.pushes),
-        "settled": list(memory.settled),
-        "forgotten_runs": list(memory.forgotten_runs),
-        "lines": {line: list(places) for line, places in memory._lines.items()},
-        **{
-            name: {key: set(members) for key, members in getattr(memory, name).items()}
-            for name in ("_aside", "_signals", "_subscribers", "_subscriptions", "_held", "_inside", "_by_session")
-        },
-    }
-
-
-def check_memory(memory: Memory) -> None:
-    """The indexes say the same as the calls and holds they are made from, and keep nothing else."""
+def check_lines(core: Core) -> None:
+    """The indexes say the same as the calls they are made from, and keep nothing else."""
+    state = core.lines
     lines: dict[Any, list[Any]] = {}
     aside: dict[Any, set[Any]] = {}
     signals: dict[Any, set[Any]] = {}
     inside: dict[int, set[Any]] = {}
     by_session: dict[str, set[Any]] = {}
-    for key, call in memory.calls.items():
+    for key, call in state.calls.items():
         assert key == call.key
         by_session.setdefault(call.session, set()).add(key)
-        assert call.session in memory.sessions, "a call of nobody"
-        assert call.away == memory.sessions[call.session]
+        assert call.session in state.sessions, "a call of nobody"
+        assert call.away == state.sessions[call.session]
         for line in call.lines:
             lines.setdefault(line, []).append(call.place_in(line))
             if call.aside:
@@ -501,25 +472,18 @@ def check_memory(memory: Memory) -> None:
             signals.setdefault(signal, set()).add(key)
         for token in call.request.within:
             inside.setdefault(token, set()).add(key)
-    assert memory._lines == {line: sorted(places) for line, places in lines.items()}
-    assert _as_sets(memory._aside) == aside
-    assert _as_sets(memory._signals) == signals
-    assert _as_sets(memory._inside) == inside
-    assert _as_sets(memory._by_session) == by_session
-    held: dict[Any, set[int]] = {}
-    for token, hold in memory.holds.items():
-        for subject in (hold.subject, *hold.others):
-            held.setdefault(subject, set()).add(token)
-    assert _as_sets(memory._held) == held
+    assert state._lines == {line: sorted(places) for line, places in lines.items()}
+    assert _as_sets(state._aside) == aside
+    assert _as_sets(state._signals) == signals
+    assert _as_sets(state._inside) == inside
+    assert _as_sets(state._by_session) == by_session
     turned: dict[str, set[Any]] = {}
-    for signal, sessions_ in memory._subscribers.items():
+    for signal, sessions_ in state._subscribers.items():
         for session in sessions_:
             turned.setdefault(session, set()).add(signal)
-    assert _as_sets(memory._subscriptions) == turned
-    queued = {token: at for at, token in sorted(memory._lapses, reverse=True)}
-    assert all(queued[token] <= hold.expires for token, hold in memory.holds.items()), "a lease that never lapses"
-    timed = {(call.until, key) for key, call in memory.calls.items() if call.until is not None}
-    assert timed <= set(memory._lates), "a wait that never ends"
+    assert _as_sets(state._subscriptions) == turned
+    timed = {(call.until, key) for key, call in state.calls.items() if call.until is not None}
+    assert timed <= set(state._lates), "a wait that never ends"
 
 
 def _as_sets(index: dict[Any, Iterable[Any]]) -> dict[Any, set[Any]]:
@@ -531,12 +495,10 @@ def _as_sets(index: dict[Any, Iterable[Any]]) -> dict[Any, set[Any]]:
 
 def check_resources(h: Harness) -> None:
     """Never over, the books add up, and nobody waits beside what they could have."""
-    over = (
-        "SELECT pools.id FROM pools JOIN units ON units.pool = pools.id GROUP BY pools.id, max HAVING sum(units) > max"
-    )
-    assert not h.rows(over)
-    assert not h.rows("SELECT token FROM units WHERE token NOT IN (SELECT token FROM leases)"), "units of nobody"
-    is_whole = h.value("SELECT count(*) FROM ledger") == h.memory.counters.get("ledger", 0)  # nothing was tidied
+    for core in h.spaces:
+        for pool in core.live(slots.POOLS).values():
+            assert 0 <= pool.used <= pool.max, f"{pool.used} of {pool.max}"
+    is_whole = h.value("SELECT count(*) FROM ledger") == h.spaces.numbers.last.get("ledger", 0)  # nothing was tidied
     for budget, limit, spent, reserved in h.rows("SELECT id, limit_minor, spent_minor, reserved_minor FROM budgets"):
         sums = (
             "SELECT coalesce(sum(left_minor), 0), coalesce(sum(charged_minor), 0) FROM reservations WHERE budget = :b"
@@ -553,14 +515,14 @@ def check_resources(h: Harness) -> None:
                 balance += change
                 assert after == balance, "each row carries the balance after it"
             assert balance == limit - spent - reserved
-    check_lines(h)
+    check_wants(h)
 
 
-def check_lines(h: Harness) -> None:
+def check_wants(h: Harness) -> None:
     """One pass by age over all that wait for shared things: none of them could go on."""
     free: dict[Topic, int] = {}
     for pool, most in h.rows("SELECT id, max FROM pools"):
-        used = h.value("SELECT coalesce(sum(units), 0) FROM units WHERE pool = :pool", pool=pool)
+        used = sum(core.live(slots.POOLS)[pool].used for core in h.spaces if pool in core.live(slots.POOLS))
         free["slots", "", pool] = most - used
     free |= {("limit", "", limit): most - used for limit, most, used in h.rows("SELECT id, max, used FROM limits")}
     money = "SELECT id, limit_minor - spent_minor - reserved_minor FROM budgets"
@@ -579,7 +541,7 @@ def check_lines(h: Harness) -> None:
 
 def _wants(h: Harness) -> Iterator[tuple[tuple[int, int, Any], Call, dict[Topic, int]]]:
     """What each waiting call wants, and each oldest ready job of each set of needs for which a worker waits."""
-    for call in h.memory.calls.values():
+    for call in [call for core in h.spaces for call in core.calls()]:
         request = call.request
         if call.away:
             continue

@@ -21,8 +21,9 @@ from msgspec import inspect as shape
 import runstate_cli
 from runstate import framing, wire
 from runstate.holds import GRANTING
-from runstated import dispatch, main, settings
-from runstated.store.tx import Refusal
+from runstated import main, settings
+from runstated.domain import nouns as dispatch
+from runstated.domain.answers import Refusal
 
 ROOT = Path(__file__).parents[1]
 PROTOCOL = (ROOT / "client" / "PROTOCOL.md").read_text()

@@ -6,103 +6,131 @@ Workers are counted by their label, so a process that restarts under the same la
 stays counted.
 """
 
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
 from runstate import wire
 from runstated.domain import runs
-from runstated.store.tx import Conflict, NotFound, Parked, Tx
-from runstated.waits import Topic
+from runstated.domain.answers import Conflict, NotFound, Parked
+from runstated.domain.core import Core
+from runstated.domain.runs import Run
+from runstated.domain.tables import UNSTORED, Live, Table
+from runstated.domain.waits import Topic
 
-SCHEMA = """
-CREATE TABLE barriers (
-    run TEXT NOT NULL,
-    name TEXT NOT NULL,
-    target BIGINT NOT NULL CHECK (target > 0),
-    released INTEGER NOT NULL DEFAULT 0 CHECK (released IN (0, 1)),
-    PRIMARY KEY (run, name)
-);
-CREATE TABLE arrivals (
-    run TEXT NOT NULL,
-    name TEXT NOT NULL,
-    worker TEXT NOT NULL,
-    PRIMARY KEY (run, name, worker)
-);
-"""
+
+@dataclass(slots=True, eq=False)
+class Barrier:
+    """A barrier. ``arrivals``: how many workers have arrived."""
+
+    run: str
+    name: str
+    target: int
+    released: int = 0
+    arrivals: int = 0
+    workers: set[str] = field(default_factory=set, metadata=UNSTORED)  # while it is open
+
+
+@dataclass(slots=True, eq=False)
+class Arrival:
+    """A worker that has arrived. ``released``: as its barrier."""
+
+    run: str
+    name: str
+    worker: str
+    released: int = 0
+
+
+BARRIERS = Table("barriers", Barrier, key=("run", "name"), live=Live("released", (0,)), run="run")
+ARRIVALS = Table("arrivals", Arrival, key=("run", "name", "worker"), live=Live("released", (0,)), run="run")
 
 
 def signal(run: str, name: str) -> Topic:
     return ("barrier", run, name)
 
 
-def arrive(tx: Tx, request: wire.BarriersArrive) -> wire.BarrierView | Parked:
+def arrive(core: Core, request: wire.BarriersArrive) -> wire.BarrierView | Parked:
     """Counts the worker and waits for the others. Raises Conflict when another number was named before."""
-    run, name = request.run, request.name
-    runs.active(tx, run)
-    target, released = _ensure(tx, run, name, request.count)
-    tx.run(
-        "INSERT INTO arrivals (run, name, worker) VALUES (:run, :name, :worker) ON CONFLICT DO NOTHING",
-        run=run,
-        name=name,
-        worker=request.worker,
-    )
-    view = _view(tx, run, name, target, released)
-    if released:
-        return view
-    if view.arrivals < target:
-        return Parked(lines=(), signals=(signal(run, name), runs.signal(run)), late=view)
-    tx.run("UPDATE barriers SET released = 1 WHERE run = :run AND name = :name", run=run, name=name)
-    view = wire.BarrierView(released=True, target=target, arrivals=view.arrivals)
-    tx.answer(signal(run, name), view)
-    tx.emit("barrier.released", run, {"scopeId": run, "name": name, "target": target})
-    return view
+    run = runs.active(core, request.run)
+    barrier = _plan(core, run, request.name, request.count)
+    if barrier.released:
+        if _is_new(core, barrier, request.worker):
+            _count(core, barrier, request.worker, released=1)
+        return _view(barrier)
+    if request.worker not in barrier.workers:
+        barrier.workers.add(request.worker)
+        _count(core, barrier, request.worker, released=0)
+    if barrier.arrivals < barrier.target:
+        signals = (signal(run.run, barrier.name), runs.signal(run.run))
+        return Parked(lines=(), signals=signals, late=_view(barrier))
+    _release(core, run, barrier)
+    return _view(barrier)
 
 
-def declare(tx: Tx, request: wire.BarriersDeclare) -> wire.BarrierView:
+def declare(core: Core, request: wire.BarriersDeclare) -> wire.BarrierView:
     """Creates or verifies a barrier. Raises Conflict when another number was named before."""
-    runs.active(tx, request.run)
-    target, released = _ensure(tx, request.run, request.name, request.count)
-    return _view(tx, request.run, request.name, target, released)
+    run = runs.active(core, request.run)
+    barrier = _plan(core, run, request.name, request.count)
+    if not barrier.released:
+        core.put(BARRIERS, barrier)
+    return _view(barrier)
 
 
-def look(tx: Tx, request: wire.BarriersGet) -> wire.BarrierView:
+def look(core: Core, request: wire.BarriersGet) -> wire.BarrierView:
     """How a barrier stands; one that has opened stays open for who looks after the end of its run."""
-    run = runs.get(tx, request.run)
-    row = tx.one(
-        "SELECT target, released FROM barriers WHERE run = :run AND name = :name", run=request.run, name=request.name
-    )
-    over = runs.refusal(run, tx.now_ms)
-    if over is not None and (row is None or not row[1]):
+    run = runs.get(core, request.run)
+    barrier = _find(core, run, request.name)
+    over = runs.refusal(run, core.now_ms)
+    if over is not None and (barrier is None or not barrier.released):
         raise over
-    if row is None:
+    if barrier is None:
         raise NotFound(f"together {request.name} not found")
-    return _view(tx, request.run, request.name, *row)
+    return _view(barrier)
 
 
-def tidy(tx: Tx, run: str, many: int) -> int:
-    """Removes barriers of an ended run; how many rows went."""
-    gone = tx.run(
-        "DELETE FROM arrivals WHERE run = :run AND worker IN"
-        " (SELECT worker FROM arrivals WHERE run = :run ORDER BY worker LIMIT :many)",
-        run=run,
-        many=many,
-    )
-    return gone or tx.run("DELETE FROM barriers WHERE run = :run", run=run)
+def load(core: Core) -> None:
+    """After the objects were loaded: who has arrived."""
+    for arrival in core.live(ARRIVALS).values():
+        core.live(BARRIERS)[arrival.run, arrival.name].workers.add(arrival.worker)
 
 
-def _ensure(tx: Tx, run: str, name: str, count: int) -> tuple[int, int]:
-    """The barrier's target, and whether it is released. Raises Conflict."""
-    tx.run(
-        "INSERT INTO barriers (run, name, target) VALUES (:run, :name, :target) ON CONFLICT (run, name) DO NOTHING",
-        run=run,
-        name=name,
-        target=count,
-    )
-    row = tx.one("SELECT target, released FROM barriers WHERE run = :run AND name = :name", run=run, name=name)
-    assert row is not None, "written above"
-    target, released = row
-    if target != count:
-        raise Conflict(f"together {name} waits for {target} workers, this call for {count}")
-    return target, released
+def _find(core: Core, run: Run, name: str) -> Barrier | None:
+    """The barrier, if there is one. Raises Missing."""
+    barrier = core.live(BARRIERS).get((run.run, name))
+    return barrier if barrier is not None or not run.has_rows else core.find(BARRIERS, (run.run, name))
 
 
-def _view(tx: Tx, run: str, name: str, target: int, released: int) -> wire.BarrierView:
-    arrived = tx.one("SELECT count(*) FROM arrivals WHERE run = :run AND name = :name", run=run, name=name)
-    return wire.BarrierView(released=bool(released), target=target, arrivals=arrived[0] if arrived else 0)
+def _plan(core: Core, run: Run, name: str, count: int) -> Barrier:
+    """The barrier, perhaps a new one. Raises Conflict and Missing."""
+    barrier = _find(core, run, name) or Barrier(run.run, name, count)
+    if barrier.target != count:
+        raise Conflict(f"together {name} waits for {barrier.target} workers, this call for {count}")
+    return barrier
+
+
+def _is_new(core: Core, barrier: Barrier, worker: str) -> bool:
+    """Whether a worker comes to a released barrier for the first time. Raises Missing."""
+    return core.find(ARRIVALS, (barrier.run, barrier.name, worker)) is None
+
+
+def _count(core: Core, barrier: Barrier, worker: str, *, released: int) -> None:
+    barrier.arrivals += 1
+    core.put(BARRIERS, barrier)
+    core.put(ARRIVALS, Arrival(barrier.run, barrier.name, worker, released))
+
+
+def _release(core: Core, run: Run, barrier: Barrier) -> None:
+    """All go on."""
+    barrier.released = 1
+    core.put(BARRIERS, barrier)
+    for worker in barrier.workers:
+        arrival = core.live(ARRIVALS)[run.run, barrier.name, worker]
+        arrival.released = 1
+        core.put(ARRIVALS, arrival)
+    core.answer(signal(run.run, barrier.name), _view(barrier))
+    data = {"scopeId": run.run, "name": barrier.name, "target": barrier.target}
+    core.emit("barrier.released", run.run, run.path, data)
+
+
+def _view(barrier: Barrier) -> wire.BarrierView:
+    return wire.BarrierView(released=bool(barrier.released), target=barrier.target, arrivals=barrier.arrivals)

@@ -6,12 +6,16 @@ A group is a run, so ending it cancels what is left, and a worker of any run abo
 two groups is different work. Results are handed out in the order in which the jobs end.
 """
 
-from runstate import wire
-from runstated.domain import jobs, queues, runs
-from runstated.store.tx import Parked, Tx
-from runstated.waits import Topic
+from __future__ import annotations
 
-MEMBERS_MAX = 100
+from runstate import wire
+from runstated.domain import jobs, needs, payloads, queues, runs
+from runstated.domain.answers import Listing, Parked
+from runstated.domain.core import Core
+from runstated.domain.jobs import JOBS, Job
+from runstated.domain.waits import Topic
+
+TOLD_IN_ONE_REPLY = 100  # results of the largest size nearly fill a frame
 
 
 def line(run: str) -> Topic:
@@ -19,33 +23,40 @@ def line(run: str) -> Topic:
     return queues.group_line(run)
 
 
-def submit(tx: Tx, request: wire.GroupsSubmit) -> wire.GroupView:
+def submit(core: Core, request: wire.GroupsSubmit) -> wire.GroupView:
     """Creates the group's run and its jobs. A group ends with the session that made it."""
-    run = runs.create_group(tx, runs.active(tx, request.run), owned=request.owned)
-    if not request.members:  # they come one by one, with `queues.send`
-        queues.declare(tx, wire.QueuesDeclare(queue=request.queue, attempts=request.attempts))
-    jobs = []
+    parent = runs.active(core, request.run)
     for member in request.members:
-        sent = queues.send(
-            tx,
-            wire.QueuesSend(
-                run=run.run,
-                queue=request.queue,
-                key=member.key,
-                input=member.input,
-                attempts=request.attempts,
-                needs=request.needs,
-            ),
-        )
-        jobs.append(sent.job)
-    return wire.GroupView(run=run.run, jobs=tuple(jobs))
+        payloads.check("input", member.input)
+    queue = queues.plan_declare(core, request.queue, request.attempts)
+    wanted = needs.plan(core, request.needs, request.queue)
+    queues.do_declare(core, queue)
+    run = runs.create_group(core, parent, owned=request.owned)
+    made: dict[str, str] = {}
+    for member in request.members:  # without any they come one by one, with `queues.send`
+        if member.key not in made:
+            made[member.key] = queues.do_send(core, run, queue.queue, member.key, member.input, wanted).job
+    return wire.GroupView(run=run.run, jobs=tuple(made[member.key] for member in request.members))
 
 
-def ended(tx: Tx, request: wire.GroupsEnded) -> wire.GroupEnded | Parked:
-    """The jobs that have ended since the cursor, in that order; waits for one more if there are none."""
-    runs.active(tx, request.run)
-    views = jobs.ended_since(tx, request.run, request.after)
-    if not views:
+def ended(core: Core, request: wire.GroupsEnded) -> wire.GroupEnded | Parked | Listing:
+    """The next jobs that have ended since the cursor, in that order; waits for one more if there are none."""
+    run = runs.active(core, request.run)
+    if jobs.last_finish(core, run.run) <= request.after:
         late = wire.GroupEnded(cursor=request.after)
         return Parked(lines=(line(request.run),), signals=(runs.signal(request.run),), late=late)
-    return wire.GroupEnded(jobs=tuple(view for _, view in views), cursor=views[-1][0])
+    just_ended = jobs.ended_after(core, run.run, request.after)
+    if just_ended is not None:
+        return _told(just_ended[:TOLD_IN_ONE_REPLY])
+    return Listing(
+        JOBS,
+        _told,
+        equals={"run": run.run},
+        between={"finish": (request.after + 1, wire.NUMBER_MAX)},
+        order="finish",
+        many=TOLD_IN_ONE_REPLY,
+    )
+
+
+def _told(ended: list[Job]) -> wire.GroupEnded:
+    return wire.GroupEnded(jobs=tuple(jobs.view(job) for job in ended), cursor=ended[-1].finish or 0)

@@ -1,42 +1,32 @@
-"""Jobs: their rows, the counts of them by state, and what is told of them. The rules are in queues.py."""
+"""Jobs: what they are, which of them are ready, the counts of them by state. The rules are in queues.py."""
 
+from __future__ import annotations
+
+import heapq
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from runstate import wire
-from runstated.domain import leases, runs
-from runstated.store.tx import Tx, must
-from runstated.waits import Topic
-
-# Version 8: where a handler has failed.
-SCHEMA_TRACEBACK = """
-ALTER TABLE jobs ADD COLUMN traceback TEXT;
-"""
-
-# Version 8: counts by run, so that jobs of ended runs are not counted.
-SCHEMA_COUNTS = """
-DROP TABLE queue_counts;
-CREATE TABLE job_counts (
-    run TEXT NOT NULL,
-    queue TEXT NOT NULL,
-    state TEXT NOT NULL,
-    jobs BIGINT NOT NULL,
-    PRIMARY KEY (run, queue, state)
-);
-INSERT INTO job_counts (run, queue, state, jobs)
-    SELECT run, queue, state, count(*) FROM jobs GROUP BY run, queue, state;
-"""
+from runstated.domain import needs, runs
+from runstated.domain.answers import must
+from runstated.domain.core import Core
+from runstated.domain.holds import topic
+from runstated.domain.ready import Ready
+from runstated.domain.runs import RUNS, Run
+from runstated.domain.tables import Index, Live, Table
+from runstated.domain.waits import Topic
 
 KIND = "job"
 BACKOFF_MS_MIN = 500
 BACKOFF_MS_MAX = 30_000
+WAITING = ("ready", "delayed", "running")
 
-COLUMNS = "job, space, queue, run, key, state, attempt, input, result, reason, token, traceback"
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Job:
-    """A row, as far as the rules need it."""
+    """A job. ``state``: ready, delayed, running, succeeded or failed. ``needs``: the number of its set (0: what its
+    queue says). ``age``: the arrival number of the request that sent it. ``token``: of its latest delivery.
+    ``finish``: where it stands among all jobs that have ended."""
 
     job: str
     space: str
@@ -45,118 +35,247 @@ class Job:
     key: str
     state: str
     attempt: int
+    needs: int
+    age: int
     input: str
-    result: str | None
-    reason: str | None
-    token: int | None
-    traceback: str | None
+    created_ms: int
+    due_ms: int | None = None
+    result: str | None = None
+    reason: str | None = None
+    traceback: str | None = None
+    token: int | None = None
+    ended_ms: int | None = None
+    finish: int | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Count:
+    """How many jobs of a queue in a run are in a state; ``finish``: of the one that has come to it last."""
+
+    run: str
+    queue: str
+    state: str
+    jobs: int = 0
+    finish: int = 0
+
+
+JOBS = Table(
+    "jobs",
+    Job,
+    key=("job",),
+    live=Live("state", WAITING),
+    run="run",
+    asked_by=(("run", "queue", "key"),),
+    indexes=(Index("jobs_by_finish", ("run", "finish"), not_null="finish"),),
+)
+COUNTS = Table("job_counts", Count, key=("run", "queue", "state"), run="run")
+
+
+@dataclass(slots=True)
+class OfRun:
+    """The jobs of an active run that are in memory, by queue and key; the counts, by queue and state; how many open
+    jobs name each set of needs."""
+
+    of_key: dict[tuple[str, str], Job] = field(default_factory=dict)
+    counts: dict[tuple[str, str], Count] = field(default_factory=dict)
+    naming: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class JustEnded:
+    """Jobs of a run that are still in memory, in the order in which they have ended: all since ``after``."""
+
+    after: int
+    jobs: list[Job] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Jobs:
+    """The look-up tables."""
+
+    of_run: dict[str, OfRun] = field(default_factory=dict)
+    ready: Ready[Job] = field(default_factory=Ready)
+    due: list[tuple[int, int, Job]] = field(default_factory=list)  # heap of (due, number, job)
+    just_ended: dict[str, JustEnded] = field(default_factory=dict)  # by run; until they are durable
 
 
 def signal(job: Job) -> Topic:
-    return leases.topic(KIND, job.job, job.run)
+    """Those who wait for the job's end."""
+    return topic(KIND, job.job, job.run)
 
 
-def row(tx: Tx, job: str, space: str | None = None) -> Job | None:
-    """The job; whatever its space, for what the daemon does on its own."""
-    row = tx.one(f"SELECT {COLUMNS} FROM jobs WHERE job = :job", job=job)
-    found = Job(*row) if row else None
-    return found if found and space in (None, found.space) else None
+def find(core: Core, job: str) -> Job | None:
+    """The job, if there is one in this space. Raises Missing."""
+    found = core.find(JOBS, job)
+    return found if found is not None and found.space == core.space else None
 
 
-def heads(tx: Tx, queue: str, paths: tuple[str, str]) -> list[tuple[int, str, int]]:
-    """The oldest ready job of each set of needs in the active runs between two paths: its age, run and set, oldest
-    first. One look into the index for each run, and for each set that ready jobs of the run have."""
-    low, high = paths
-    rows = tx.all(
-        "WITH RECURSIVE places (run, needs) AS ("
-        "SELECT runs.run, (SELECT min(jobs.needs) FROM jobs WHERE jobs.queue = :queue AND jobs.run = runs.run"
-        " AND jobs.state = 'ready') FROM runs WHERE runs.path >= :low AND runs.path < :high AND runs.state = 'active'"
-        " AND (runs.deadline_ms IS NULL OR runs.deadline_ms > :now)"
-        " UNION ALL SELECT places.run, (SELECT min(jobs.needs) FROM jobs WHERE jobs.queue = :queue"
-        " AND jobs.run = places.run AND jobs.state = 'ready' AND jobs.needs > places.needs)"
-        " FROM places WHERE places.needs IS NOT NULL)"
-        " SELECT (SELECT min(jobs.age) FROM jobs WHERE jobs.queue = :queue AND jobs.run = places.run"
-        " AND jobs.needs = places.needs AND jobs.state = 'ready'), places.run, places.needs"
-        " FROM places WHERE places.needs IS NOT NULL",
-        queue=queue,
-        low=low,
-        high=high,
-        now=tx.now_ms,
-    )
-    oldest: dict[int, tuple[int, str, int]] = {}
-    for age, run, number in sorted(rows):
-        oldest.setdefault(number, (age, run, number))
-    return list(oldest.values())
+def of_key(core: Core, run: Run, queue: str, key: str) -> Job | None:
+    """The job of that key in the run. Raises Missing."""
+    found = _of(core, run.run).of_key.get((queue, key))
+    if found is not None or not run.has_rows:
+        return found
+    return core.fetched(JOBS, ("run", "queue", "key"), (run.run, queue, key))
 
 
-def needs_and_age(tx: Tx, job: Job) -> tuple[int, int]:
-    """The number of the set that a job needs, its queue's if it names none, and its age."""
-    row = tx.one(
-        "SELECT CASE WHEN jobs.needs = 0 THEN queues.needs ELSE jobs.needs END, jobs.age FROM jobs JOIN queues"
-        " ON queues.space = jobs.space AND queues.queue = jobs.queue WHERE jobs.job = :job",
-        job=job.job,
-    )
-    assert row is not None, "a job that was read has a row, and a queue"
-    return row[0], row[1]
+# ---------------------------------------------------------------------------------------------------- which are ready
 
 
-def attempts(tx: Tx, job: Job) -> int:
-    """How often a job is tried."""
-    row = tx.one(
-        "SELECT attempts FROM queues WHERE space = :space AND queue = :queue", space=job.space, queue=job.queue
-    )
-    assert row is not None, "a job's queue exists"
-    return int(row[0])
+def heads(core: Core, queue: str, run: str, *, below: bool) -> list[Job]:
+    """The oldest ready job of each set of needs in a run, and in those below it where ``below``; oldest first."""
+
+    def is_over(name: str) -> bool:
+        found = core.live(RUNS).get(name)
+        return found is None or runs.refusal(found, core.now_ms) is not None
+
+    return core.index(Jobs).ready.heads(queue, run, below=below, is_over=is_over)
 
 
-def of_run(tx: Tx, run: str, many: int) -> list[str]:
-    """The jobs of a run, at most ``many``."""
-    return [job for (job,) in tx.all("SELECT job FROM jobs WHERE run = :run LIMIT :many", run=run, many=many)]
+def _put_in(core: Core, job: Job) -> None:
+    """The job is ready."""
+    above = runs.above(runs.in_memory(core, job.run))
+    core.index(Jobs).ready.add(above, job.queue, job.needs, (job.age, number(job)), job)
 
 
-def move(
-    tx: Tx,
-    job: Job,
-    state: str,
-    *,
-    attempt: int | None = None,
-    token: int | None = None,
-    due_ms: int | None = None,
-    reason: str | None = None,
-    traceback: str | None = None,
-    ended_ms: int | None = None,
-    counted: bool = True,
-) -> None:
-    changed = tx.run(
-        "UPDATE jobs SET state = :state, attempt = :attempt, token = :token, due_ms = :due_ms, reason = :reason,"
-        " traceback = :traceback, ended_ms = :ended_ms WHERE job = :job AND state = :before",
-        job=job.job,
-        before=job.state,
-        state=state,
-        attempt=job.attempt if attempt is None else attempt,
-        token=job.token if token is None else token,
-        due_ms=due_ms,
-        reason=reason,
-        traceback=traceback,
-        ended_ms=ended_ms,
-    )
-    must(changed == 1, "a job is moved from the state it was read in")
-    if counted:
-        count(tx, job.run, job.queue, job.state, state)
+def _take_out(core: Core, job: Job) -> None:
+    """The job starts."""
+    taken = core.index(Jobs).ready.take(job.run, job.queue, job.needs)
+    must(taken is job, "the oldest job starts first")
 
 
-def count(tx: Tx, run: str, queue: str, before: str | None, after: str | None) -> None:
-    """Keeps the counts by state, which are for display only."""
+def number(job: Job) -> int:
+    """What is before the suffix of its id: orders those that were sent by one request."""
+    return int(job.job[1:].partition("-")[0])
+
+
+# ---------------------------------------------------------------------------------------------------- states
+
+
+def add(core: Core, job: Job) -> None:
+    """A new job, ready."""
+    core.put(JOBS, job)
+    known = _of(core, job.run)
+    known.of_key[job.queue, job.key] = job
+    known.naming[job.needs] = known.naming.get(job.needs, 0) + 1
+    _count(core, job, None, "ready")
+    _put_in(core, job)
+
+
+def move(core: Core, job: Job, state: str, *, due_ms: int | None = None, reason: str | None = None) -> None:
+    """The job comes to another state, after all else of it was changed."""
+    before, job.state, job.due_ms, job.reason = job.state, state, due_ms, reason
+    if before == "ready":
+        _take_out(core, job)
+    if state in ("succeeded", "failed"):
+        _end(core, job)
+    elif state == "ready":
+        _put_in(core, job)
+    elif due_ms is not None:
+        heapq.heappush(core.index(Jobs).due, (due_ms, number(job), job))
+    _count(core, job, before, state)
+    core.put(JOBS, job)
+
+
+def take_due(core: Core) -> Job | None:
+    """The next delayed job whose pause is over."""
+    due = core.index(Jobs).due
+    while due and due[0][0] <= core.now_ms:
+        due_ms, _, job = heapq.heappop(due)
+        if job.due_ms == due_ms and core.live(JOBS).get(job.job) is job:
+            return job
+    return None
+
+
+def next_due(core: Core) -> int | None:
+    """When the next pause may be over."""
+    due = core.index(Jobs).due
+    return due[0][0] if due else None
+
+
+def _end(core: Core, job: Job) -> None:
+    just_ended = core.index(Jobs).just_ended
+    if not just_ended:
+        core.when_durable(lambda: _forget_ended(core))
+    if job.run not in just_ended:
+        just_ended[job.run] = JustEnded(last_finish(core, job.run))
+    job.ended_ms, job.finish = core.now_ms, core.next("finish")
+    just_ended[job.run].jobs.append(job)
+    naming = _of(core, job.run).naming
+    naming[job.needs] -= 1
+    if not naming[job.needs]:
+        del naming[job.needs]
+    needs.forget(core, job.needs)
+
+
+def _forget_ended(core: Core) -> None:
+    """They leave memory."""
+    index = core.index(Jobs)
+    for run, ended in index.just_ended.items():
+        known = index.of_run.get(run) or OfRun()
+        for job in ended.jobs:
+            known.of_key.pop((job.queue, job.key), None)
+    index.just_ended.clear()
+
+
+def ended_after(core: Core, run: str, after: int) -> list[Job] | None:
+    """The jobs of a run that have ended after that finish number; None where some of them are on disk only."""
+    found = core.index(Jobs).just_ended.get(run)
+    if found is None or after < found.after:
+        return None
+    return [job for job in found.jobs if (job.finish or 0) > after]
+
+
+def _count(core: Core, job: Job, before: str | None, after: str) -> None:
+    """Keeps the counts by state."""
+    counts = _of(core, job.run).counts
     for state, change in ((before, -1), (after, 1)):
-        if state is not None:
-            tx.run(
-                "INSERT INTO job_counts (run, queue, state, jobs) VALUES (:run, :queue, :state, :change)"
-                " ON CONFLICT (run, queue, state) DO UPDATE SET jobs = job_counts.jobs + :change",
-                run=run,
-                queue=queue,
-                state=state,
-                change=change,
-            )
+        if state is None:
+            continue
+        count = counts.get((job.queue, state))
+        if count is None:
+            count = counts[job.queue, state] = Count(job.run, job.queue, state)
+        count.jobs += change
+        if change > 0 and job.finish is not None:
+            count.finish = job.finish
+        core.put(COUNTS, count)
+
+
+# ---------------------------------------------------------------------------------------------------- memory
+
+
+def load(core: Core) -> None:
+    """After the objects were loaded: the look-up tables."""
+    for count in core.live(COUNTS).values():
+        _of(core, count.run).counts[count.queue, count.state] = count
+    for job in core.live(JOBS).values():
+        known = _of(core, job.run)
+        known.of_key[job.queue, job.key] = job
+        known.naming[job.needs] = known.naming.get(job.needs, 0) + 1
+        needs.name(core, job.needs)
+        if job.state == "ready":
+            _put_in(core, job)
+        elif job.due_ms is not None:
+            heapq.heappush(core.index(Jobs).due, (job.due_ms, number(job), job))
+
+
+def run_ended(core: Core, run: str) -> None:
+    """In a run that is over jobs are found by their ids only."""
+    core.index(Jobs).ready.forget(run)
+    known = core.index(Jobs).of_run.pop(run, None)
+    if known is not None:
+        for number, jobs in known.naming.items():
+            needs.forget(core, number, jobs)
+
+
+def _of(core: Core, run: str) -> OfRun:
+    of_run = core.index(Jobs).of_run
+    known = of_run.get(run)
+    if known is None:
+        known = of_run[run] = OfRun()
+    return known
+
+
+# ---------------------------------------------------------------------------------------------------- what is told
 
 
 def view(job: Job) -> wire.JobView:
@@ -165,14 +284,14 @@ def view(job: Job) -> wire.JobView:
         state=job.state,
         attempt=job.attempt,
         result=job.result,
-        reason=job.reason,
+        reason=None if job.state == "running" else job.reason,  # then it is that of the delivery before
         traceback=job.traceback,
     )
 
 
-def seen(tx: Tx, job: Job) -> wire.JobView:
+def seen(job: Job, run: Run, now_ms: int) -> wire.JobView:
     """The job as it is for those who ask: what its run's end has cut off is cancelled."""
-    if job.state in ("succeeded", "failed") or runs.refusal(runs.get_any(tx, job.run), tx.now_ms) is None:
+    if job.state in ("succeeded", "failed") or runs.refusal(run, now_ms) is None:
         return view(job)
     return cut_off(job)
 
@@ -182,14 +301,21 @@ def cut_off(job: Job) -> wire.JobView:
     return wire.JobView(job=job.job, state="cancelled", attempt=job.attempt, reason="scope_cancelled")
 
 
-def ended_since(tx: Tx, run: str, after: int) -> list[tuple[int, wire.JobView]]:
-    """The jobs of a group that have ended since a cursor, in that order: (cursor, job)."""
-    rows = tx.all(
-        f"SELECT finish, {COLUMNS} FROM jobs WHERE run = :run AND finish > :after ORDER BY finish",
-        run=run,
-        after=after,
-    )
-    return [(row[0], view(Job(*row[1:]))) for row in rows]
+def last_finish(core: Core, run: str) -> int:
+    """The finish number of the job of an active run that has ended last; 0 if none has."""
+    return max((count.finish for count in counts_of(core, run)), default=0)
+
+
+def counts_of(core: Core, run: str) -> list[Count]:
+    """The counts of an active run."""
+    known = core.index(Jobs).of_run.get(run)
+    return [] if known is None else list(known.counts.values())
+
+
+def of_run(core: Core, run: str) -> list[Job]:
+    """The open jobs of an active run."""
+    known = core.index(Jobs).of_run.get(run)
+    return [] if known is None else [job for job in known.of_key.values() if job.state in WAITING]
 
 
 def backoff_ms(job: str, attempt: int) -> int:
@@ -203,6 +329,6 @@ def backoff_ms(job: str, attempt: int) -> int:
     return int(max(BACKOFF_MS_MIN, min(BACKOFF_MS_MAX, pause * (0.75 + share / 2))))
 
 
-def emit(tx: Tx, event: str, run: str, job: str, key: str, queue: str, **more: object) -> None:
-    data = {"scopeId": run, "taskId": job, "taskKey": key, "queue": queue, **more}
-    tx.emit(event, run, data)
+def emit(core: Core, event: str, run: Run, job: Job, **more: object) -> None:
+    data = {"scopeId": run.run, "taskId": job.job, "taskKey": job.key, "queue": job.queue, **more}
+    core.emit(event, run.run, run.path, data)

@@ -3,26 +3,41 @@
     create --> live --revoke--> revoked, for good: its sessions end, and all they held is handed on
 
 The secret is shown once and only its hash is kept. It is 256 random bits, so nobody can try them all, and a plain
-SHA-256 is as good as a slow hash, which is for secrets that people think up. Which keys there are is told to the
-daemon's keyring after the commit. Only the owner, over the Unix socket, manages keys.
+SHA-256 is as good as a slow hash, which is for secrets that people think up. Keys are the daemon's: they are objects of
+a space of their own (``SPACE``), which no caller is in. Only the owner, over the Unix socket, manages keys.
 """
+
+from __future__ import annotations
 
 import hashlib
+import secrets
+from dataclasses import dataclass
 
 from runstate import wire
-from runstated.store.tx import Forbidden, NotFound, Refusal, StoredKey, Tx, ValidationFailed
+from runstated.domain.access import StoredKey
+from runstated.domain.answers import Forbidden, NotFound, Refusal, ValidationFailed
+from runstated.domain.core import Core
+from runstated.domain.tables import Table
 
-SCHEMA = """
-CREATE TABLE keys (
-    id TEXT NOT NULL PRIMARY KEY,
-    space TEXT NOT NULL,
-    name TEXT NOT NULL,
-    permissions TEXT NOT NULL,
-    hash TEXT NOT NULL,
-    created_ms BIGINT NOT NULL,
-    revoked_ms BIGINT
-);
-"""
+SPACE = ""  # a caller's space has a name
+KEYS_MAX = 10_000  # each is in the daemon's memory, also when it is revoked
+REQUESTS = (wire.KeysCreate, wire.KeysList, wire.KeysRevoke)
+
+
+@dataclass(slots=True, eq=False)
+class Key:
+    """A key. ``permissions``: names, with spaces between. ``hash``: of its secret, in hexadecimal digits."""
+
+    id: str
+    space: str
+    name: str
+    permissions: str
+    hash: str
+    created_ms: int
+    revoked_ms: int | None = None
+
+
+KEYS = Table("keys", Key, key=("id",))
 
 
 class KeyRevoked(Refusal):
@@ -31,83 +46,65 @@ class KeyRevoked(Refusal):
     code = "UNAUTHENTICATED"
 
 
-KEYS_MAX = 10_000  # each is in the daemon's memory, also when it is revoked
-COLUMNS = "id, space, name, permissions, created_ms, revoked_ms"
-
-
-def create(tx: Tx, request: wire.KeysCreate) -> wire.KeyCreated:
+def create(core: Core, request: wire.KeysCreate) -> wire.KeyCreated:
     """A new key. A repeat makes another one: the secret is kept nowhere, so no answer can be given twice."""
-    _owner_only(tx)
-    count = tx.one("SELECT count(*) FROM keys")
-    if count is not None and count[0] >= KEYS_MAX:
+    _owner_only(core)
+    if len(core.live(KEYS)) >= KEYS_MAX:
         raise ValidationFailed(f"there are {KEYS_MAX} keys already")
     if not request.permissions:
         raise ValidationFailed(f"a key needs a permission: {', '.join(wire.PERMISSIONS)}")
-    key = tx.new_id("k")
-    secret = f"rsk_{key}_{tx.random_text()}"
+    name = core.new_id("k")
+    secret = f"rsk_{name}_{secrets.token_urlsafe(32)}"
     permissions = tuple(each for each in wire.PERMISSIONS if each in request.permissions)
-    tx.run(
-        "INSERT INTO keys (id, space, name, permissions, hash, created_ms)"
-        " VALUES (:id, :space, :name, :permissions, :hash, :now)",
-        id=key,
-        space=request.space,
-        name=request.name,
-        permissions=" ".join(permissions),
-        hash=hashlib.sha256(secret.encode()).hexdigest(),
-        now=tx.now_ms,
-    )
-    tx.set_keys(stored(tx))
-    return wire.KeyCreated(id=key, secret=secret, space=request.space, permissions=permissions, name=request.name)
+    digest = hashlib.sha256(secret.encode()).hexdigest()
+    core.put(KEYS, Key(name, request.space, request.name, " ".join(permissions), digest, core.now_ms))
+    return wire.KeyCreated(id=name, secret=secret, space=request.space, permissions=permissions, name=request.name)
 
 
-def look(tx: Tx, request: wire.KeysList) -> wire.KeyList:
+def look(core: Core, request: wire.KeysList) -> wire.KeyList:
     """All keys, also those that are revoked, oldest first."""
-    _owner_only(tx)
-    rows = tx.all(f"SELECT {COLUMNS} FROM keys ORDER BY created_ms, id")
-    return wire.KeyList(keys=tuple(_view(*row) for row in rows))
+    _owner_only(core)
+    keys = sorted(core.live(KEYS).values(), key=lambda key: (key.created_ms, key.id))
+    return wire.KeyList(keys=tuple(_view(key) for key in keys))
 
 
-def revoke(tx: Tx, request: wire.KeysRevoke) -> wire.KeyList:
+def revoke(core: Core, request: wire.KeysRevoke) -> wire.KeyList:
     """The key is worth nothing any more; a repeat changes nothing. Its sessions are ended after the commit."""
-    _owner_only(tx)
-    row = tx.one(
-        f"UPDATE keys SET revoked_ms = coalesce(revoked_ms, :now) WHERE id = :id RETURNING {COLUMNS}",
-        id=request.key,
-        now=tx.now_ms,
-    )
-    if row is None:
+    _owner_only(core)
+    key = core.live(KEYS).get(request.key)
+    if key is None:
         raise NotFound(f"key {request.key} not found")
-    tx.set_keys(stored(tx))
-    return wire.KeyList(keys=(_view(*row),))
+    if key.revoked_ms is None:
+        key.revoked_ms = core.now_ms
+        core.put(KEYS, key)
+    return wire.KeyList(keys=(_view(key),))
 
 
-def stored(tx: Tx) -> tuple[StoredKey, ...]:
+def stored(core: Core) -> tuple[StoredKey, ...]:
     """Every key, as the keyring wants it."""
-    rows = tx.all("SELECT id, space, permissions, hash, revoked_ms FROM keys")
     return tuple(
-        StoredKey(key, space, frozenset(permissions.split()), digest, revoked_ms is not None)
-        for key, space, permissions, digest, revoked_ms in rows
+        StoredKey(key.id, key.space, frozenset(key.permissions.split()), key.hash, key.revoked_ms is not None)
+        for key in core.live(KEYS).values()
     )
 
 
-def check_live(tx: Tx) -> None:
-    """Raises KeyRevoked for a caller whose key was revoked after the request was let in."""
-    key = tx.caller.access.key
-    if key and tx.one("SELECT id FROM keys WHERE id = :id AND revoked_ms IS NULL", id=key) is None:
-        raise KeyRevoked(f"the key {key} was revoked")
+def is_live(core: Core, key: str) -> bool:
+    """Whether there is a key of that id that is not revoked. The owner's "" always is."""
+    found = core.live(KEYS).get(key)
+    return not key or (found is not None and found.revoked_ms is None)
 
 
-def _owner_only(tx: Tx) -> None:
-    if tx.caller.access.key:
+def _owner_only(core: Core) -> None:
+    if core.caller.access.key:
         raise Forbidden("keys are managed by the owner of the daemon, over its Unix socket")
 
 
-def _view(key: str, space: str, name: str, permissions: str, created_ms: int, revoked_ms: int | None) -> wire.KeyView:
+def _view(key: Key) -> wire.KeyView:
     return wire.KeyView(
-        id=key,
-        space=space,
-        name=name,
-        permissions=tuple(permissions.split()),
-        created_ms=created_ms,
-        revoked_ms=revoked_ms,
+        id=key.id,
+        space=key.space,
+        name=key.name,
+        permissions=tuple(key.permissions.split()),
+        created_ms=key.created_ms,
+        revoked_ms=key.revoked_ms,
     )

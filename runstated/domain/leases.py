@@ -4,63 +4,21 @@
                           |  ^ beat (in memory)
                           +--lapse / death--> gone, and the noun says what that means for it
 
-A token is a number from a counter, never given twice; it tells holds apart and proves nothing. A caller who ends or
-renews a hold proves that it was given to them: their session holds it, or they show its secret, of which only a digest
-is stored. Everything that ends a hold deletes its row by the token, and the proof, in one statement: zero rows means
-"you lost it", never a second outcome. How long a lease still runs is kept in the daemon's
-memory, on the lease clock; after a restart every lease gets its full length again.
+A token is a number that is never given twice; it tells holds apart and proves nothing. A caller who ends or renews a
+hold proves that it was given to them: their session holds it, or they show its secret, which only this database can
+make (numbers.py). A hold that is gone is "you lost it", never a second outcome.
 """
+
+from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
-from typing import NamedTuple
+import hmac
 
-from runstated.store.tx import Refusal, Row, Tx
-from runstated.waits import Topic
-
-SCHEMA = """
-CREATE TABLE leases (
-    token BIGINT NOT NULL PRIMARY KEY,
-    kind TEXT NOT NULL,
-    subject TEXT NOT NULL,
-    run TEXT NOT NULL,
-    session TEXT NOT NULL,
-    request BIGINT NOT NULL,
-    length_ms BIGINT NOT NULL CHECK (length_ms > 0),
-    granted_ms BIGINT NOT NULL
-);
-CREATE INDEX leases_of_session ON leases (session, request);
-"""
-
-UNITS = """
-CREATE TABLE units (
-    token BIGINT NOT NULL,
-    pool TEXT NOT NULL,
-    units BIGINT NOT NULL CHECK (units > 0),
-    PRIMARY KEY (token, pool)
-);
-CREATE INDEX units_of_pool ON units (pool);
-"""
-
-# Version 8: what is held in a run, and the units that are out of a pool, are found without a look at all others.
-# The digest of a hold's secret: one of before has none, and no secret that is shown fits it.
-SCHEMA_8 = """
-CREATE INDEX leases_by_run ON leases (run);
-DROP INDEX units_of_pool;
-CREATE INDEX units_by_pool ON units (pool, units);
-ALTER TABLE leases ADD COLUMN proof TEXT NOT NULL DEFAULT '';
-"""
-
-SHARED = frozenset(("slots", "budget"))  # kinds whose subject belongs to the space and not to a run
-
-WITH_UNITS = frozenset(("slots", "job"))  # kinds under whose tokens units are held
-
-IN_SPACE = "EXISTS (SELECT run FROM runs WHERE runs.run = leases.run AND runs.space = :space)"
-
-# The parameters are those of ``proof``. A secret that is shown decides alone: sessions over HTTP are shared by label.
-PROVED = "((:proof = '' AND session = :session) OR (:proof <> '' AND proof = :proof))"
-
-COLUMNS = "token, kind, subject, run, session, request, length_ms, granted_ms"
+from runstate import wire
+from runstated.domain import replies
+from runstated.domain.answers import Refusal, TooMany
+from runstated.domain.core import Core
+from runstated.domain.holds import LEASES, Lease, Units, pool_topic
 
 
 class LeaseGone(Refusal):
@@ -70,172 +28,102 @@ class LeaseGone(Refusal):
     says = "the hold is gone, or is another session's: it may have lapsed, and somebody else may have it now"
 
 
-class Grant(NamedTuple):
-    """A new hold: its number, and the 64 random bits (in hexadecimal digits) that prove it from another session."""
-
-    token: int
-    secret: str
-
-
-@dataclass(frozen=True, slots=True)
-class Lease:
-    """A row. ``subject``: what is held, in the noun's own words (a once key, a job id)."""
-
-    token: int
-    kind: str
-    subject: str
-    run: str
-    session: str
-    request: int
-    length_ms: int
-    granted_ms: int
-
-    @property
-    def topic(self) -> Topic:
-        return topic(self.kind, self.subject, self.run)
-
-
-def topic(kind: str, subject: str, run: str) -> Topic:
-    """Where those stand who wait for what is held."""
-    return (kind, "" if kind in SHARED else run, subject)
-
-
-def proof(tx: Tx, secret: str) -> dict[str, str]:
-    """The parameters of ``PROVED`` for the caller and the secret that it shows, if any. Digests are compared: how long
-    that takes tells nothing of the secret."""
-    return {"session": tx.caller.session, "proof": _digest(secret) if secret else ""}
-
-
-def grant(tx: Tx, kind: str, subject: str, run: str, length_ms: int) -> Grant:
-    """A new hold of the caller."""
-    token, secret = tx.next("token"), tx.secret()
-    session = tx.caller.session
-    tx.run(
-        f"INSERT INTO leases ({COLUMNS}, proof) VALUES"
-        " (:token, :kind, :subject, :run, :session, :request, :length_ms, :granted_ms, :proof)",
-        token=token,
-        kind=kind,
-        subject=subject,
-        run=run,
-        session=session,
-        request=tx.caller.request_id,
-        length_ms=length_ms,
-        granted_ms=tx.now_ms,
-        proof=_digest(secret),
-    )
-    tx.hold(token, session, length_ms, topic(kind, subject, run))
-    return Grant(token, secret)
-
-
-def drop(tx: Tx, token: int) -> Lease | None:
-    """Ends the hold, whoever has it: for what the daemon does on its own. None when it is gone already."""
-    return _ended(tx, tx.one(f"DELETE FROM leases WHERE token = :token RETURNING {COLUMNS}", token=token))
-
-
-def end(tx: Tx, token: int, secret: str) -> Lease | None:
-    """Ends a hold of the caller's; None when it is gone already, as one of another space or session is for them."""
-    row = tx.one(
-        f"DELETE FROM leases WHERE token = :token AND {IN_SPACE} AND {PROVED} RETURNING {COLUMNS}",
-        token=token,
-        space=tx.caller.space,
-        **proof(tx, secret),
-    )
-    return _ended(tx, row)
-
-
-def _ended(tx: Tx, row: Row | None) -> Lease | None:
-    """What goes with a hold's row."""
-    if row is None:
+def too_many(core: Core, more: int = 1) -> TooMany | None:
+    """The refusal where the caller's session may not hold so many more leases."""
+    if core.holds.number_of_session(core.caller.session) + more <= wire.HELD_MAX:
         return None
-    lease = Lease(*row)
-    token = lease.token
-    tx.let_go(token)
-    if lease.kind in WITH_UNITS:
-        for (pool,) in tx.all("DELETE FROM units WHERE token = :token RETURNING pool", token=token):
-            tx.wake(topic("slots", pool, ""))
-    # Who ends a hold has had the answer that granted it; and an answer with a dead token must never be given again.
-    # What names a reservation may: settling it a second time changes nothing, reserving a second time would.
-    tx.run(
-        "DELETE FROM replies WHERE session IN (:session, :caller) AND request = :request"
-        " AND (until_ms IS NULL OR :again)",
-        session=lease.session,
-        caller=caller_of(lease.session),
-        request=lease.request,
-        again=lease.kind != "budget",
+    return TooMany(f"this session holds {wire.HELD_MAX} leases already, which is the most one may have")
+
+
+def check_room(core: Core, more: int = 1) -> None:
+    """Raises it. To be asked before anything is changed."""
+    refused = too_many(core, more)
+    if refused is not None:
+        raise refused
+
+
+def grant(core: Core, kind: str, subject: str, run: str, length_ms: int, *, units: int = 0, needs: int = 0) -> Lease:
+    """A new hold of the caller."""
+    caller = core.caller
+    request = caller.request
+    is_kept = request is not None and request.keep  # then the reply itself is, and the lease need not know it
+    lease = Lease(
+        core.next("token"),
+        core.space,
+        kind,
+        subject,
+        run,
+        caller.session,
+        caller.request_id,
+        length_ms,
+        core.now_ms,
+        units,
+        needs,
+        "" if request is None or is_kept else replies.fingerprint((caller.session, caller.request_id), request),
     )
+    core.put(LEASES, lease)
+    core.holds.add(lease, core.lease_ms)
     return lease
 
 
-def caller_of(session: str) -> str:
-    """Whose the replies are that are kept for a day: the sessions of one key over HTTP, one for each worker label, are
-    those of one caller and share its request ids. See ``Access.session_name``."""
-    return session.rpartition("/")[0] if session.startswith("http/") else session
+def secret_of(core: Core, lease: Lease) -> str:
+    """What proves the hold from another session."""
+    return core.numbers.secret_of(lease.token)
 
 
-def renew(tx: Tx, token: int, length_ms: int) -> int:
+def take_units(core: Core, lease: Lease, pool: Units, units: int) -> None:
+    """Units of a pool go with a lease, from now on; ``Lease.units`` or ``Lease.needs`` says so on disk."""
+    core.holds.add_units(lease, pool, units)
+
+
+def find(core: Core, token: int, secret: str) -> Lease | None:
+    """A live hold that the caller has proved to be theirs. A secret that is shown decides alone: sessions over HTTP are
+    shared by label."""
+    lease = core.holds.of_token.get(token)
+    return lease if lease is not None and is_proved(core, token, lease.session, lease.proof, secret) else None
+
+
+def is_proved(core: Core, token: int, session: str, proof: str, secret: str) -> bool:
+    """Whether the caller has proved that the hold with this token is, or was, theirs."""
+    if not secret:
+        return session == core.caller.session
+    if proof:  # of an older version, which made secrets at random and kept their digests
+        return hmac.compare_digest(hashlib.sha256(secret.encode()).hexdigest(), proof)
+    return hmac.compare_digest(secret.encode(), core.numbers.secret_of(token).encode())
+
+
+def drop(core: Core, lease: Lease) -> None:
+    """Ends the hold. Its units are free, and their lines are looked at."""
+    core.remove(LEASES, lease)
+    core.holds.drop(lease)
+    for pool, _ in lease.taken:
+        core.wake(pool_topic(pool.id))
+    if lease.needs:
+        core.unnamed.append(lease.needs)
+    run = core.looked_after.pop(lease.token, None)
+    if run is not None:
+        core.revisit_run(run)
+    if not core.holds.is_any_in_run(lease.run):
+        core.emptied[lease.run] = None
+    # What names a reservation may be told again: settling it a second time changes nothing.
+    if not lease.fingerprint and lease.request and lease.kind != "budget":
+        replies.forget(core, lease.session, lease.request)
+        replies.forget_for_a_day(core, lease.session, lease.request)
+
+
+def renew(core: Core, lease: Lease, length_ms: int) -> int:
     """Gives a lease its full, perhaps another, length; when it lapses, as an estimate in wall time."""
-    tx.run(
-        "UPDATE leases SET length_ms = :length WHERE token = :token AND length_ms <> :length",
-        token=token,
-        length=length_ms,
-    )
-    tx.renew(token, length_ms)
-    return tx.lease_epoch_ms + tx.lease_ms + length_ms
+    is_other = lease.length_ms != length_ms
+    core.holds.renew(lease, length_ms, core.lease_ms)
+    if is_other:
+        core.put(LEASES, lease)
+    return core.lease_epoch_ms + lease.expires
 
 
-def find(tx: Tx, token: int, secret: str) -> Lease | None:
-    """A live hold of the caller's."""
-    row = tx.one(
-        f"SELECT {COLUMNS} FROM leases WHERE token = :token AND {IN_SPACE} AND {PROVED}",
-        token=token,
-        space=tx.caller.space,
-        **proof(tx, secret),
-    )
-    return Lease(*row) if row else None
-
-
-def hold_units(tx: Tx, token: int, pool: str, units: int) -> None:
-    """Units of a pool that go with a token."""
-    tx.run("INSERT INTO units (token, pool, units) VALUES (:token, :pool, :units)", token=token, pool=pool, units=units)
-    tx.hold_also(token, topic("slots", pool, ""))
-
-
-def units_held(tx: Tx, pool: str) -> int:
-    """How many units of a pool are out."""
-    row = tx.one("SELECT coalesce(sum(units), 0) FROM units WHERE pool = :pool", pool=pool)
-    return int(row[0]) if row else 0
-
-
-def units_of(tx: Tx, pool: str) -> dict[int, int]:
-    """The units of a pool that are out, by token."""
-    return dict(tx.all("SELECT token, units FROM units WHERE pool = :pool", pool=pool))
-
-
-def of_session(tx: Tx, session: str) -> list[Lease]:
-    """What a session holds, oldest first."""
-    rows = tx.all(f"SELECT {COLUMNS} FROM leases WHERE session = :session ORDER BY token", session=session)
-    return [Lease(*row) for row in rows]
-
-
-def of_request(tx: Tx, session: str, request: int) -> list[Lease]:
-    """What one request of a session was given and still holds."""
-    rows = tx.all(
-        f"SELECT {COLUMNS} FROM leases WHERE session = :session AND request = :request ORDER BY token",
-        session=session,
-        request=request,
-    )
-    return [Lease(*row) for row in rows]
-
-
-def all_units(tx: Tx) -> list[tuple[int, Topic]]:
-    """Which units go with which token (for the start of the daemon)."""
-    return [(token, topic("slots", pool, "")) for token, pool in tx.all("SELECT token, pool FROM units")]
-
-
-def all_live(tx: Tx) -> list[Lease]:
-    """Every hold there is (for the start of the daemon)."""
-    return [Lease(*row) for row in tx.all(f"SELECT {COLUMNS} FROM leases ORDER BY token")]
-
-
-def _digest(secret: str) -> str:
-    return hashlib.sha256(secret.encode()).hexdigest()
+def is_own(core: Core, session: str, token: int) -> bool:
+    """Whether a live lease is the session's, or that of another one of its process in the same space."""
+    lease = core.holds.of_token.get(token)
+    if lease is None or lease.session == session:
+        return lease is not None
+    process = core.process_of.get(session, "")
+    return bool(process) and process == core.process_of.get(lease.session)

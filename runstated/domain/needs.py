@@ -4,29 +4,25 @@
     limit lacking -----> it stands in that limit's line and holds up that limit only
     only slots lacking -> it stands in the lines of its limits and of those slots, so its units are set aside
 
-Wants are looked at in that order. A set of needs is stored once, under a small number; number 0 in a job's row stands
-for "what its queue's workers have declared last", which is looked up when the job is to start.
+Wants are looked at in that order. A set of needs is kept once, under a small number; number 0 in a job stands for "what
+its queue's workers have declared last", which is looked up when the job is to start.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 import msgspec
 
 from runstate import wire
 from runstated.domain import budgets, leases, limits, slots
-from runstated.store.tx import Tx, ValidationFailed
-from runstated.waits import WATCH, Topic
+from runstated.domain.answers import ValidationFailed
+from runstated.domain.core import Core
+from runstated.domain.holds import Lease
+from runstated.domain.tables import UNSTORED, Table
+from runstated.domain.waits import WATCH, Topic
 
-SCHEMA = """
-CREATE TABLE needs (
-    needs BIGINT NOT NULL PRIMARY KEY,
-    wants TEXT NOT NULL
-);
-CREATE UNIQUE INDEX needs_by_wants ON needs (wants);
-"""
-
-OF_QUEUE = 0  # in a job's row: what its queue says
+OF_QUEUE = 0  # in a job: what its queue says
 
 
 class Wants(msgspec.Struct, frozen=True):
@@ -41,6 +37,31 @@ class Wants(msgspec.Struct, frozen=True):
 
 
 NOTHING = Wants()
+
+
+@dataclass(slots=True, eq=False)
+class NeedsSet:
+    """A set of needs. ``text``: the wants as JSON. ``named``: how many queues, jobs that have not ended and leases name
+    it; at none it is forgotten."""
+
+    needs: int
+    space: str
+    text: str
+    wants: Wants = field(default=NOTHING, metadata=UNSTORED)
+    named: int = field(default=0, metadata=UNSTORED)
+
+    def __post_init__(self) -> None:
+        self.wants = msgspec.json.decode(self.text, type=Wants)
+
+
+SETS = Table("needs", NeedsSet, key=("needs",))
+
+
+@dataclass(slots=True)
+class Sets:
+    """By what they want."""
+
+    of_text: dict[str, NeedsSet] = field(default_factory=dict)
 
 
 def watch(space: str, queue: str) -> Topic:
@@ -67,42 +88,70 @@ class Blocked:
         return self.ages.get(line, age) < age
 
 
-def number(tx: Tx, needs: wire.Needs, queue: str) -> int:
-    """The number of a set of needs. Raises NotFound for a name that does not exist, ValidationFailed for more than
-    there is of something and for a name that occurs twice."""
+# ---------------------------------------------------------------------------------------------------- sets
+
+
+def plan(core: Core, needs: wire.Needs | None, queue: str) -> str:
+    """The text of a set of needs; "" for what the queue says. Raises NotFound for a name that does not exist,
+    ValidationFailed for more than there is of something and for a name that occurs twice."""
+    if needs is None:
+        return ""
     for named in (needs.slots, needs.limits, needs.budgets):
         names = [need.name for need in named]
         for name in names:
             if names.count(name) > 1:
                 raise ValidationFailed(f"{name} is needed twice: say it once, with all its units")
     wants = Wants(
-        slots=tuple(_slots(tx, need, queue) for need in needs.slots),
-        limits=tuple(_limit(tx, need, queue) for need in needs.limits),
-        budgets=tuple(_budget(tx, need, queue) for need in needs.budgets),
+        slots=tuple(_slots(core, need, queue) for need in needs.slots),
+        limits=tuple(_limit(core, need, queue) for need in needs.limits),
+        budgets=tuple(_budget(core, need, queue) for need in needs.budgets),
     )
-    text = msgspec.json.encode(wants).decode()
-    row = tx.one("SELECT needs FROM needs WHERE wants = :wants", wants=text)
-    if row is not None:
-        return int(row[0])
-    new = tx.next("needs")
-    tx.run("INSERT INTO needs (needs, wants) VALUES (:needs, :wants)", needs=new, wants=text)
-    return new
+    return msgspec.json.encode(wants).decode()
 
 
-def get(tx: Tx, needs: int) -> Wants:
-    """The set with that number; 0: nothing."""
+def do(core: Core, text: str) -> int:
+    """The number of a planned set, for one more that names it."""
+    if not text:
+        return OF_QUEUE
+    index = core.index(Sets)
+    found = index.of_text.get(text)
+    if found is None:
+        found = index.of_text[text] = NeedsSet(core.next("needs"), core.space, text)
+        core.put(SETS, found)
+    found.named += 1
+    return found.needs
+
+
+def name(core: Core, needs: int) -> None:
+    """One more names the set."""
+    if needs != OF_QUEUE:
+        core.live(SETS)[needs].named += 1
+
+
+def forget(core: Core, needs: int, many: int = 1) -> None:
+    """So many less name the set; one that nobody names is no more."""
     if needs == OF_QUEUE:
-        return NOTHING
-    row = tx.one("SELECT wants FROM needs WHERE needs = :needs", needs=needs)
-    assert row is not None, "a set of needs that is named is there"
-    return _parse(row[0])
+        return
+    found = core.live(SETS)[needs]
+    found.named -= many
+    if not found.named:
+        core.remove(SETS, found)
+        del core.index(Sets).of_text[found.text]
 
 
-def lacking(tx: Tx, wants: Wants, age: int, blocked: Blocked) -> bool:
+def get(core: Core, needs: int) -> Wants:
+    """The set with that number; 0: nothing."""
+    return NOTHING if needs == OF_QUEUE else core.live(SETS)[needs].wants
+
+
+# ---------------------------------------------------------------------------------------------------- lacking, taking
+
+
+def lacking(core: Core, wants: Wants, age: int, blocked: Blocked) -> bool:
     """Whether a job of that age lacks something; then ``blocked`` says where it stands."""
-    short = [budgets.line(budget) for budget, amount in wants.budgets if budgets.by_id(tx, budget).available < amount]
+    short = [budgets.line(budget) for budget, amount in wants.budgets if budgets.by_id(core, budget).available < amount]
     if not short:
-        short = _short_of_units(tx, wants, age, blocked)
+        short = _short_of_units(core, wants, age, blocked)
         if short:  # it holds up others only while it has the money: it looks again when some of that is gone
             short += [budgets.watch(budget) for budget, _ in wants.budgets]
     for line in short:
@@ -110,18 +159,18 @@ def lacking(tx: Tx, wants: Wants, age: int, blocked: Blocked) -> bool:
     return bool(short)
 
 
-def _short_of_units(tx: Tx, wants: Wants, age: int, blocked: Blocked) -> list[Topic]:
+def _short_of_units(core: Core, wants: Wants, age: int, blocked: Blocked) -> list[Topic]:
     """The lines in which a job that has its money stands; none if it has all."""
     short = []
     for limit, units in wants.limits:
         line = limits.line(limit)
-        if not limits.has_room(tx, limits.by_id(tx, limit), units, age) or blocked.before(line, age):
+        if not limits.has_room(core, limits.by_id(core, limit), units, age) or blocked.before(line, age):
             short.append(line)
     if short:
         return short
     for pool, units in wants.slots:
         line = slots.line(pool)
-        if not slots.has_room(tx, slots.by_id(tx, pool), units, age) or blocked.before(line, age):
+        if not slots.has_room(core, slots.by_id(core, pool), units, age) or blocked.before(line, age):
             short.append(line)
     if short and wants.limits:
         blocked.aside = True
@@ -129,46 +178,47 @@ def _short_of_units(tx: Tx, wants: Wants, age: int, blocked: Blocked) -> list[To
     return short
 
 
-def suspect(tx: Tx, needs: int) -> None:
+def suspect(core: Core, needs: int) -> None:
     """A job with that set begins to wait: for those who hold the slots it needs, perhaps, who may wait for it."""
-    for pool, _ in get(tx, needs).slots:
-        tx.suspect(slots.line(pool))
+    for pool, _ in get(core, needs).slots:
+        core.suspect(slots.line(pool))
 
 
-def held_up_by(tx: Tx, needs: int) -> list[Topic]:
+def held_up_by(core: Core, needs: int) -> list[Topic]:
     """The pools that have too few free slots for a job with that set: whoever waits for the job waits for those who
     hold them. (They are its signals only to say so: nothing is ever answered there.)"""
-    return [
-        slots.line(pool)
-        for pool, units in get(tx, needs).slots
-        if leases.units_held(tx, pool) + units > slots.by_id(tx, pool).max
-    ]
+    short = []
+    for name, units in get(core, needs).slots:
+        pool = slots.by_id(core, name)
+        if pool.used + units > pool.max:
+            short.append(slots.line(name))
+    return short
 
 
-def take(tx: Tx, wants: Wants, run: str, token: int) -> tuple[str, ...]:
-    """Takes all of it under a job's token, after ``lacking`` said that it is there; the reservations' ids."""
+def take(core: Core, wants: Wants, lease: Lease) -> tuple[str, ...]:
+    """Takes all of it under a job's lease, after ``lacking`` said that it is there; the reservations' ids."""
     for limit, units in wants.limits:
-        limits.spend(tx, limit, units)
+        limits.spend(core, limits.by_id(core, limit), units)
     for pool, units in wants.slots:
-        leases.hold_units(tx, token, pool, units)
-    return tuple(budgets.hold(tx, budgets.by_id(tx, budget), run, token, amount) for budget, amount in wants.budgets)
+        leases.take_units(core, lease, slots.by_id(core, pool), units)
+    return tuple(budgets.hold(core, budgets.by_id(core, budget), lease, amount) for budget, amount in wants.budgets)
 
 
-def forget(tx: Tx, needs: int) -> None:
-    """Removes a set that no queue and no job names any more."""
-    tx.run(
-        "DELETE FROM needs WHERE needs = :needs AND NOT EXISTS (SELECT 1 FROM jobs WHERE jobs.needs > 0"
-        " AND jobs.needs = :needs) AND NOT EXISTS (SELECT 1 FROM queues WHERE queues.needs > 0"
-        " AND queues.needs = :needs)",
-        needs=needs,
-    )
+def load(core: Core) -> None:
+    """After the objects were loaded: the texts, and the slots of jobs that run. Who names a set says so itself."""
+    for found in core.live(SETS).values():
+        core.index(Sets).of_text[found.text] = found
+    for lease in core.holds.of_token.values():
+        name(core, lease.needs)
+        for pool, units in get(core, lease.needs).slots:
+            leases.take_units(core, lease, slots.by_id(core, pool), units)
 
 
 # A resource never changes its size, so a job that needs more than all of it would wait for ever: it is refused here.
 
 
-def _slots(tx: Tx, need: wire.UnitsNeeded, queue: str) -> tuple[str, int]:
-    pool = slots.find(tx, need.name)
+def _slots(core: Core, need: wire.UnitsNeeded, queue: str) -> tuple[str, int]:
+    pool = slots.find(core, need.name)
     if need.units > pool.max:
         raise ValidationFailed(
             f"a job of {queue} needs {need.units} units of the slots {pool.name}, which are {pool.max}"
@@ -176,8 +226,8 @@ def _slots(tx: Tx, need: wire.UnitsNeeded, queue: str) -> tuple[str, int]:
     return pool.id, need.units
 
 
-def _limit(tx: Tx, need: wire.UnitsNeeded, queue: str) -> tuple[str, int]:
-    limit = limits.find(tx, need.name)
+def _limit(core: Core, need: wire.UnitsNeeded, queue: str) -> tuple[str, int]:
+    limit = limits.find(core, need.name)
     if need.units > limit.max:
         raise ValidationFailed(
             f"a job of {queue} needs {need.units} units of the limit {limit.name}, which has {limit.max} in a window"
@@ -185,16 +235,11 @@ def _limit(tx: Tx, need: wire.UnitsNeeded, queue: str) -> tuple[str, int]:
     return limit.id, need.units
 
 
-def _budget(tx: Tx, need: wire.MoneyNeeded, queue: str) -> tuple[str, int]:
-    budget = budgets.find(tx, need.name)
+def _budget(core: Core, need: wire.MoneyNeeded, queue: str) -> tuple[str, int]:
+    budget = budgets.find(core, need.name)
     if need.reserve_minor > budget.limit_minor:
         raise ValidationFailed(
             f"a job of {queue} reserves {need.reserve_minor} minor units of the budget {budget.name}, which has a limit"
             f" of {budget.limit_minor}"
         )
     return budget.id, need.reserve_minor
-
-
-@lru_cache(maxsize=256)
-def _parse(text: str) -> Wants:
-    return msgspec.json.decode(text, type=Wants)

@@ -1,7 +1,7 @@
 """Inputs and results: JSON text that the daemon never parses, and whose size it checks."""
 
 from runstate import wire
-from runstated.store.tx import ValidationFailed
+from runstated.domain.answers import ValidationFailed
 
 
 def check(what: str, payload: str) -> None:

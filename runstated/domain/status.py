@@ -1,157 +1,155 @@
-"""Status: what the daemon knows, for people. Reads only, and never more than ``limit`` rows of anything."""
+"""Status: what the daemon knows, for people. Reads memory only, and never more than ``limit`` of anything."""
 
+from __future__ import annotations
+
+from collections.abc import Iterable
+from heapq import nlargest, nsmallest
 from typing import Any
 
 from runstate import wire
-from runstated.domain import runs
-from runstated.store.tx import Tx
+from runstated.domain import budgets, jobs, limits, money, runs, slots
+from runstated.domain.core import Core
+from runstated.domain.holds import LEASES, Lease
+from runstated.domain.jobs import JOBS
+from runstated.domain.queues import QUEUES
+from runstated.domain.runs import RUNS, Run
+from runstated.domain.sessions import SESSIONS, Session
+from runstated.domain.tables import Table
 
-ROWS_MAX = 10_000  # leases in one run; a reader must not keep its transaction for long
+ROWS_MAX = 10_000  # leases in one run
 HOLDINGS_PER_ENTRY = 10  # a worker rarely holds more; the list of workers stays readable
-RESOURCES = {"slots": "pools", "limit": "limits", "budget": "budgets"}  # kinds of lines named by an id: their tables
+RESOURCES: dict[str, Table[Any]] = {  # kinds of lines named by an id
+    slots.KIND: slots.POOLS,
+    limits.KIND: limits.LIMITS,
+    budgets.KIND: money.BUDGETS,
+}
 
 
-def look(tx: Tx, request: wire.StatusGet) -> wire.StatusView:
-    """The part of the status that is in the database; ``daemon`` and ``waits`` are filled in by who knows them."""
+def look(core: Core, request: wire.StatusGet) -> wire.StatusView:
+    """The part of the status that a space knows; ``daemon`` and ``waits`` are filled in by who knows them."""
     limit = request.limit
-    holding: dict[str, list[wire.Holding]] = {}
-    for session, held in holdings(tx, limit * HOLDINGS_PER_ENTRY):
-        holding.setdefault(session, []).append(held)
-    views = [
-        wire.WorkerView(
-            session=session,
-            worker=worker,
-            pid=pid,
-            command=command,
-            connected=False,
-            holdings=tuple(holding.get(session, ())),
-        )
-        for session, worker, pid, command in workers(tx, limit + 1)
-    ]
-    found_runs, found_queues = active_runs(tx, limit + 1), queues(tx, limit + 1)
-    lists = {"runs": found_runs, "workers": views, "queues": found_queues}
+    workers = [_worker(core, session) for session in _sessions(core, limit + 1)]
+    found_runs, found_queues = _active_runs(core, limit + 1), _queues(core, limit + 1)
+    lists: dict[str, tuple[Any, ...]] = {"runs": found_runs, "workers": tuple(workers), "queues": found_queues}
     return wire.StatusView(
         runs=found_runs[:limit],
-        workers=tuple(views[:limit]),
+        workers=tuple(workers[:limit]),
         queues=found_queues[:limit],
-        names=names_awaited(tx, limit),
+        names=names_awaited(core, limit),
         more=tuple(name for name, entries in lists.items() if len(entries) > limit),
     )
 
 
-def active_runs(tx: Tx, limit: int) -> tuple[wire.RunView, ...]:
+def _active_runs(core: Core, limit: int) -> tuple[wire.RunView, ...]:
     """The youngest active runs."""
-    rows = tx.all(
-        f"SELECT {runs.COLUMNS} FROM runs WHERE space = :space AND state = 'active'"
-        " AND (deadline_ms IS NULL OR deadline_ms > :now) ORDER BY created_ms DESC LIMIT :limit",
-        space=tx.caller.space,
-        now=tx.now_ms,
-        limit=limit,
+    active = (run for run in core.live(RUNS).values() if runs.refusal(run, core.now_ms) is None)
+    youngest = nlargest(limit, active, key=lambda run: (run.created_ms, -_number(run.run)))
+    return tuple(runs.view(run, core.now_ms) for run in youngest)
+
+
+def _number(name: str) -> int:
+    return int(name[1:].partition("-")[0])
+
+
+def _sessions(core: Core, limit: int) -> list[Session]:
+    """The sessions, oldest first."""
+    return nsmallest(limit, core.live(SESSIONS).values(), key=lambda session: session.opened_ms)
+
+
+def _worker(core: Core, session: Session) -> wire.WorkerView:
+    held = core.holds.of_session(session.session)[:HOLDINGS_PER_ENTRY]
+    is_owner = not core.caller.access.key  # a command line may say more than a key should see
+    return wire.WorkerView(
+        session=session.session,
+        worker=session.worker,
+        pid=session.pid,
+        command=session.command if is_owner else "",
+        connected=False,
+        holdings=tuple(
+            wire.Holding(
+                token=lease.token,
+                kind=lease.kind,
+                name=name_of(core, lease),
+                run=lease.run,
+                since_ms=lease.granted_ms,
+            )
+            for lease in held
+        ),
     )
-    return tuple(runs.view(runs.Run(*row), tx.now_ms) for row in rows)
 
 
-def holdings(tx: Tx, limit: int) -> list[tuple[str, wire.Holding]]:
-    """Who holds what: (session, holding), oldest first. A job is shown by its key, slots and budgets by their names."""
-    rows = tx.all(
-        "SELECT leases.session, leases.token, leases.kind, leases.subject, leases.granted_ms, leases.run,"
-        " coalesce(jobs.key, pools.name, budgets.name) FROM leases JOIN runs ON runs.run = leases.run"
-        " LEFT JOIN jobs ON leases.kind = 'job' AND jobs.job = leases.subject"
-        " LEFT JOIN pools ON leases.kind = 'slots' AND pools.id = leases.subject"
-        " LEFT JOIN budgets ON leases.kind = 'budget' AND budgets.id = leases.subject"
-        " WHERE runs.space = :space ORDER BY leases.token LIMIT :limit",
-        space=tx.caller.space,
-        limit=limit,
-    )
-    return [
-        (session, wire.Holding(token=token, kind=kind, name=name or subject, run=run, since_ms=since))
-        for session, token, kind, subject, since, run, name in rows
-    ]
+def name_of(core: Core, lease: Lease) -> str:
+    """What is held, in the user's words: a job by its key, slots and budgets by their names."""
+    job = core.live(JOBS).get(lease.subject) if lease.kind == jobs.KIND else None
+    if job is not None:
+        return job.key
+    table = RESOURCES.get(lease.kind)
+    thing = core.live(table).get(lease.subject) if table is not None else None
+    return thing.name if thing is not None else lease.subject
 
 
-def names_awaited(tx: Tx, limit: int) -> dict[str, str]:
-    """The names of the limits, slots and budgets in whose lines calls of the space stand, by id."""
-    lines = {line for call in tx.calls() if call.space == tx.caller.space for line in call.lines}
-    found = {}
-    for kind, *_, resource in sorted(line for line in lines if line[0] in RESOURCES)[:limit]:
-        row = tx.one(f"SELECT name FROM {RESOURCES[kind]} WHERE id = :id", id=resource)
-        if row is not None:
-            found[resource] = row[0]
-    return found
+def names_awaited(core: Core, limit: int) -> dict[str, str]:
+    """The names of the limits, slots and budgets in whose lines calls stand, by id."""
+    lines = {line for call in core.calls() for line in call.lines if line[0] in RESOURCES}
+    return {line[-1]: core.live(RESOURCES[line[0]])[line[-1]].name for line in sorted(lines)[:limit]}
 
 
-def workers(tx: Tx, limit: int) -> list[tuple[str, str, int, str]]:
-    """The sessions: (session, worker label, pid, command line)."""
-    rows = tx.all(
-        "SELECT session, worker, pid, command FROM sessions WHERE space = :space ORDER BY opened_ms LIMIT :limit",
-        space=tx.caller.space,
-        limit=limit,
-    )
-    is_owner = not tx.caller.access.key  # a command line may say more than a key should see
-    return [(session, worker, pid, command if is_owner else "") for session, worker, pid, command in rows]
-
-
-def queues(tx: Tx, limit: int) -> tuple[wire.QueueView, ...]:
+def _queues(core: Core, limit: int) -> tuple[wire.QueueView, ...]:
     """The queues, with how many of their jobs are in which state: those of active runs."""
-    rows = tx.all(
-        "SELECT queue, attempts FROM queues WHERE space = :space ORDER BY queue LIMIT :limit",
-        space=tx.caller.space,
-        limit=limit,
-    )
     counts: dict[str, dict[str, int]] = {}
-    for queue, state, jobs in tx.all(
-        "SELECT job_counts.queue, job_counts.state, sum(job_counts.jobs) FROM job_counts"
-        " JOIN runs ON runs.run = job_counts.run WHERE runs.space = :space AND runs.state = 'active'"
-        " AND (runs.deadline_ms IS NULL OR runs.deadline_ms > :now) AND job_counts.jobs > 0"
-        " GROUP BY job_counts.queue, job_counts.state",
-        space=tx.caller.space,
-        now=tx.now_ms,
-    ):
-        counts.setdefault(queue, {})[state] = jobs
+    for run in core.live(RUNS).values():
+        if runs.refusal(run, core.now_ms) is None:
+            for count in jobs.counts_of(core, run.run):
+                if count.jobs > 0:
+                    of_queue = counts.setdefault(count.queue, {})
+                    of_queue[count.state] = of_queue.get(count.state, 0) + count.jobs
+    found = nsmallest(limit, core.live(QUEUES).values(), key=lambda queue: queue.queue)
     return tuple(
-        wire.QueueView(queue=queue, attempts=attempts, counts=counts.get(queue, {})) for queue, attempts in rows
+        wire.QueueView(queue=queue.queue, attempts=queue.attempts, counts=counts.get(queue.queue, {}))
+        for queue in found
     )
 
 
-def look_run(tx: Tx, request: wire.RunsStatus) -> wire.RunStatusView:
+def look_run(core: Core, request: wire.RunsStatus) -> wire.RunStatusView:
     """A run, the workers that hold work in it or below, and what waits there."""
-    run = runs.get(tx, request.run)
-    low, high = runs.below(run.path)
-    rows = tx.all(
-        "SELECT sessions.worker, leases.token, coalesce(jobs.key, pools.name, leases.subject) FROM leases"
-        " JOIN runs ON runs.run = leases.run JOIN sessions ON sessions.session = leases.session"
-        " LEFT JOIN jobs ON leases.kind = 'job' AND jobs.job = leases.subject"
-        " LEFT JOIN pools ON leases.kind = 'slots' AND pools.id = leases.subject"
-        " WHERE leases.kind <> 'budget' AND runs.path >= :low AND runs.path < :high ORDER BY leases.token LIMIT :many",
-        low=low,
-        high=high,
-        many=ROWS_MAX,
-    )
-    held: dict[str, list[tuple[str, int | None]]] = {}
-    for worker, token, name in rows:
-        held.setdefault(worker, []).append((name, tx.expires_ms(token)))
-    below = {name for (name,) in tx.all("SELECT run FROM runs WHERE path >= :low AND path < :high", low=low, high=high)}
+    run = runs.get(core, request.run)
+    held: dict[str, list[Lease]] = {}
+    for lease in _leases_below(core, run):
+        held.setdefault(core.worker_of.get(lease.session, ""), []).append(lease)
     return wire.RunStatusView(
-        run=runs.view(run, tx.now_ms),
+        run=runs.view(run, core.now_ms),
         workers=tuple(
             wire.HolderView(
                 worker=worker,
-                holding=len(holds),
-                lease_expires_ms=min((at for _, at in holds if at is not None), default=None),
-                names=tuple(name for name, _ in holds),
+                holding=len(of_worker),
+                lease_expires_ms=min(core.lease_epoch_ms + lease.expires for lease in of_worker),
+                names=tuple(name_of(core, lease) for lease in of_worker),
             )
-            for worker, holds in held.items()
+            for worker, of_worker in held.items()
         ),
-        waiting=tuple(view for call in tx.calls() if (view := _waiting(call.request, below)) is not None),
+        waiting=tuple(view for call in core.calls() if (view := _waiting(core, call.request, run)) is not None),
     )
 
 
-def _waiting(request: wire.WaitingRequest[Any], runs_below: set[str]) -> wire.WaitingView | None:
-    """What a call waits for, if it waits in one of these runs."""
-    if isinstance(request, wire.SlotsAcquire) and request.run in runs_below:
+def _leases_below(core: Core, run: Run) -> Iterable[Lease]:
+    """What is held in a run and below it, oldest first."""
+    found = (
+        lease
+        for lease in core.live(LEASES).values()
+        if lease.kind != budgets.KIND and runs.in_memory(core, lease.run).path.startswith(run.path)
+    )
+    return nsmallest(ROWS_MAX, found, key=lambda lease: lease.token)
+
+
+def _waiting(core: Core, request: wire.WaitingRequest[Any], run: Run) -> wire.WaitingView | None:
+    """What a call waits for, if it waits in that run or below it."""
+    if not isinstance(request, wire.SlotsAcquire | wire.LimitsTake | wire.OnceAcquire | wire.OnceGet):
+        return None
+    found = core.live(RUNS).get(request.run)
+    if found is None or not found.path.startswith(run.path):
+        return None
+    if isinstance(request, wire.SlotsAcquire):
         return wire.WaitingView(kind="slots", name=request.pool, units=request.units)
-    if isinstance(request, wire.LimitsTake) and request.run in runs_below:
+    if isinstance(request, wire.LimitsTake):
         return wire.WaitingView(kind="limit", name=request.limit, units=request.units)
-    if isinstance(request, (wire.OnceAcquire, wire.OnceGet)) and request.run in runs_below:
-        return wire.WaitingView(kind="once", name=request.key)
-    return None
+    return wire.WaitingView(kind="once", name=request.key)

@@ -5,102 +5,117 @@
 Times are wall time: a laptop that was suspended past the moment wakes its sleepers on resume.
 """
 
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+
 from runstate import wire
 from runstated.domain import runs
-from runstated.store.tx import Conflict, Parked, Tx, ValidationFailed
-from runstated.waits import Topic
-
-SCHEMA = """
-CREATE TABLE timers (
-    run TEXT NOT NULL,
-    name TEXT NOT NULL,
-    fire_ms BIGINT NOT NULL,
-    fired INTEGER NOT NULL DEFAULT 0 CHECK (fired IN (0, 1)),
-    PRIMARY KEY (run, name)
-);
-CREATE INDEX timers_due ON timers (fire_ms) WHERE fired = 0;
-"""
-
-# Somebody has gone on after it fired.
-SCHEMA_ACKED = """
-ALTER TABLE timers ADD COLUMN acked INTEGER NOT NULL DEFAULT 0;
-"""
+from runstated.domain.answers import Conflict, Parked, ValidationFailed
+from runstated.domain.core import Core
+from runstated.domain.runs import RUNS, Run
+from runstated.domain.tables import Live, Table
+from runstated.domain.waits import Topic
 
 FIRED_IN_ONE_STEP = 500
+
+
+@dataclass(slots=True, eq=False)
+class Timer:
+    """A timer. ``acked``: 1 when somebody has gone on after it fired."""
+
+    run: str
+    name: str
+    fire_ms: int
+    fired: int = 0
+    acked: int = 0
+
+
+TIMERS = Table("timers", Timer, key=("run", "name"), live=Live("fired", (0,)), run="run")
+
+
+@dataclass(slots=True)
+class Timers:
+    """Those that have not fired, by their time."""
+
+    due: list[tuple[int, str, str]] = field(default_factory=list)  # heap of (time, run, name)
 
 
 def signal(run: str, name: str) -> Topic:
     return ("timer", run, name)
 
 
-def sleep(tx: Tx, request: wire.TimersSleep) -> wire.TimerView | Parked:
+def sleep(core: Core, request: wire.TimersSleep) -> wire.TimerView | Parked:
     """Waits until the timer of that name fires. Later calls ignore their own duration."""
-    run, name = request.run, request.name
-    runs.active(tx, run)
-    row = tx.one("SELECT fire_ms, fired, acked FROM timers WHERE run = :run AND name = :name", run=run, name=name)
-    fire_ms, fired, acked = row or (_fire_ms(tx, request), 0, 0)
-    if row is None:
-        tx.run(
-            "INSERT INTO timers (run, name, fire_ms) VALUES (:run, :name, :fire_ms)",
-            run=run,
-            name=name,
-            fire_ms=fire_ms,
-        )
-    if not fired and fire_ms <= tx.now_ms:
-        _fire(tx, run, name, fire_ms)  # also one that is due and that `tick` has not come to yet
-        fired = 1
-    view = wire.TimerView(fired=bool(fired), fire_ms=fire_ms, acked=bool(acked))
-    if fired:
+    run = runs.active(core, request.run)
+    timer = _find(core, run, request.name)
+    if timer is None:
+        timer = Timer(run.run, request.name, _fire_ms(core, request))
+        core.put(TIMERS, timer)
+        heapq.heappush(core.index(Timers).due, (timer.fire_ms, timer.run, timer.name))
+    if not timer.fired and timer.fire_ms <= core.now_ms:
+        _fire(core, run, timer)  # also one that is due and that `tick` has not come to yet
+    view = _view(timer)
+    if timer.fired:
         return view
-    tx.due(fire_ms)
-    return Parked(lines=(), signals=(signal(run, name), runs.signal(run)), late=view)
+    core.due(timer.fire_ms)
+    return Parked(lines=(), signals=(signal(run.run, timer.name), runs.signal(run.run)), late=view)
 
 
-def ack(tx: Tx, request: wire.TimersAck) -> wire.TimerView:
+def ack(core: Core, request: wire.TimersAck) -> wire.TimerView:
     """Somebody has gone on after it fired; the first says so, the others get Conflict."""
-    runs.get(tx, request.run)
-    row = tx.one(
-        "UPDATE timers SET acked = 1 WHERE run = :run AND name = :name AND fired = 1 AND acked = 0 RETURNING fire_ms",
-        run=request.run,
-        name=request.name,
-    )
-    if row is None:
+    timer = _find(core, runs.get(core, request.run), request.name)
+    if timer is None or not timer.fired or timer.acked:
         raise Conflict(f"sleep {request.name} has not ended, or somebody has said so before")
-    return wire.TimerView(fired=True, fire_ms=row[0], acked=True)
+    timer.acked = 1
+    core.put(TIMERS, timer)
+    return _view(timer)
 
 
-def tick(tx: Tx) -> int | None:
+def tick(core: Core) -> int | None:
     """Fires what is due; when to look again."""
-    rows = tx.all(
-        "SELECT run, name, fire_ms FROM timers WHERE fired = 0 AND fire_ms <= :now ORDER BY fire_ms LIMIT :many",
-        now=tx.now_ms,
-        many=FIRED_IN_ONE_STEP,
-    )
-    for run, name, fire_ms in rows:
-        _fire(tx, run, name, fire_ms)
-    first = tx.one("SELECT fire_ms FROM timers WHERE fired = 0 ORDER BY fire_ms LIMIT 1")
-    return first[0] if first else None
+    due = core.index(Timers).due
+    for _ in range(FIRED_IN_ONE_STEP):
+        if not due or due[0][0] > core.now_ms:
+            break
+        _, run, name = heapq.heappop(due)
+        timer = core.live(TIMERS).get((run, name))
+        found = core.live(RUNS).get(run)
+        if timer is not None and not timer.fired and found is not None:
+            _fire(core, found, timer)
+    while due and due[0][1:] not in core.live(TIMERS):
+        heapq.heappop(due)
+    return due[0][0] if due else None
 
 
-def tidy(tx: Tx, run: str, many: int) -> int:
-    """Removes timers of an ended run, at most ``many``; how many went."""
-    return tx.run(
-        "DELETE FROM timers WHERE run = :run AND name IN"
-        " (SELECT name FROM timers WHERE run = :run ORDER BY name LIMIT :many)",
-        run=run,
-        many=many,
-    )
+def load(core: Core) -> None:
+    """After the objects were loaded: when they fire."""
+    due = core.index(Timers).due
+    for timer in core.live(TIMERS).values():
+        heapq.heappush(due, (timer.fire_ms, timer.run, timer.name))
 
 
-def _fire(tx: Tx, run: str, name: str, fire_ms: int) -> None:
+def _find(core: Core, run: Run, name: str) -> Timer | None:
+    """The timer, if there is one. Raises Missing."""
+    timer = core.live(TIMERS).get((run.run, name))
+    return timer if timer is not None or not run.has_rows else core.find(TIMERS, (run.run, name))
+
+
+def _fire(core: Core, run: Run, timer: Timer) -> None:
     """Everybody passes from now on. In a run that is over nobody does, and nothing happens any more."""
-    tx.run("UPDATE timers SET fired = 1 WHERE run = :run AND name = :name", run=run, name=name)
-    if runs.refusal(runs.get_any(tx, run), tx.now_ms) is None:
-        tx.answer(signal(run, name), wire.TimerView(fired=True, fire_ms=fire_ms))
-        tx.emit("timer.fired", run, {"scopeId": run, "name": name})
+    timer.fired = 1
+    core.put(TIMERS, timer)
+    if runs.refusal(run, core.now_ms) is None:
+        core.answer(signal(run.run, timer.name), wire.TimerView(fired=True, fire_ms=timer.fire_ms))
+        core.emit("timer.fired", run.run, run.path, {"scopeId": run.run, "name": timer.name})
 
 
-def _fire_ms(tx: Tx, request: wire.TimersSleep) -> int:
+def _fire_ms(core: Core, request: wire.TimersSleep) -> int:
     if (request.after_ms is None) == (request.at_ms is None):
         raise ValidationFailed("a timer needs either after_ms or at_ms")
-    return tx.now_ms + request.after_ms if request.after_ms is not None else int(request.at_ms or 0)
+    return core.now_ms + request.after_ms if request.after_ms is not None else int(request.at_ms or 0)
+
+
+def _view(timer: Timer) -> wire.TimerView:
+    return wire.TimerView(fired=bool(timer.fired), fire_ms=timer.fire_ms, acked=bool(timer.acked))

@@ -22,6 +22,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from runstated.domain.access import Access
 from runstated.http import allowances, body, budgets, claims, once, permits, queues, runs, timing, waiting, watch
 from runstated.http.call import TABLE, Answer, Call, Endpoint
 from runstated.http.errors import ApiError, ClientGone, NotReady
@@ -31,7 +32,6 @@ from runstated.http.hosts import Hosts
 from runstated.http.metrics import Metrics
 from runstated.http.openapi import document
 from runstated.http.waiters import Waiters
-from runstated.store.tx import Access
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from starlette.requests import Request
 
-from runstated.engine import Engine
+from runstated.engine.engine import Engine
 from runstated.http.call import Body
 from runstated.http.errors import ApiError
 

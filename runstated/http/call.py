@@ -11,12 +11,12 @@ import msgspec
 from starlette.requests import Request
 
 from runstate import wire
+from runstated.domain.access import Access
 from runstated.http.errors import ClientGone
 from runstated.http.fields import name_in
 from runstated.http.gateway import Gateway, new_request_id, request_id_of
 from runstated.http.names import to_iso
 from runstated.http.waiters import Waiters, Wanted
-from runstated.store.tx import Access
 
 
 class Body(msgspec.Struct, rename="camel", frozen=True, kw_only=True):
@@ -72,7 +72,7 @@ class Call:
     def lease_ends(self, token: int) -> str:
         """When a hold lapses unless it is renewed, as the API spells it."""
         engine = self.gateway.engine
-        hold = engine.memory.holds.get(token)
+        hold = engine.lease(self.access.space, token)
         return to_iso(self.now_ms() if hold is None else engine.clock.lease_epoch_ms() + hold.expires)
 
     def steady_ms(self) -> int:

@@ -13,12 +13,12 @@ from typing import Any
 
 from runstate import wire
 from runstate.wire import PROTOCOL, PROTOCOL_MIN
-from runstated.clock import Timer
-from runstated.domain.leases import caller_of
-from runstated.engine import Engine
+from runstated.domain.access import Access
+from runstated.domain.replies import caller_of
+from runstated.engine.engine import Engine
+from runstated.host.clock import Timer
 from runstated.http.errors import OTHER_REQUEST, ApiError, NotReady, from_wire
-from runstated.sessions import HelloRefused, Origin, Sessions
-from runstated.store.tx import Access
+from runstated.server.sessions import HelloRefused, Origin, Sessions
 
 IDLE_MS = 60_000
 
@@ -132,7 +132,7 @@ class Gateway:
 
     def keeps_for_s(self, access: Access) -> int | None:
         """For how long answers to a key's calls are kept, when that is less than a day."""
-        ms = self.engine.memory.keeps_for.get(caller_of(access.session_name("http", "")))
+        ms = self.engine.keeps_for.get(caller_of(access.session_name("http", "")))
         return None if ms is None else ms // 1000
 
     def leave(self, door: Door) -> None:

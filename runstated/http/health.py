@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 
-from runstated.engine import Engine
+from runstated.engine.engine import Engine
 
 FRESH_S = 1.0  # an answer this young is given again: the question needs no key, and costs an fsync
 PATIENCE_S = 5.0
@@ -34,7 +34,7 @@ class Health:
             return f"writes fail: {self._engine.trouble}"
         try:
             await asyncio.wait_for(self._engine.store.write(_write), PATIENCE_S)
-            await asyncio.wait_for(self._engine.store.read(_read), PATIENCE_S)
+            await asyncio.wait_for(self._engine.store.run_read(_read), PATIENCE_S)
         except asyncio.TimeoutError:
             return f"the database has not answered within {PATIENCE_S:g} s"
         except sqlite3.Error as error:

@@ -15,14 +15,14 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from runstated import listening
-from runstated.accepting import Acceptor, QuietLog
-from runstated.clock import Timer
-from runstated.engine import Engine
+from runstated.engine.engine import Engine
+from runstated.host.clock import Timer
 from runstated.http.app import App
 from runstated.http.gateway import Gateway
 from runstated.http.hosts import Hosts, names_in
-from runstated.sessions import Sessions
+from runstated.server import listening
+from runstated.server.accepting import Acceptor, QuietLog
+from runstated.server.sessions import Sessions
 from runstated.settings import DESCRIPTORS_KEPT, LISTEN_BACKLOG, Endpoint
 
 log = logging.getLogger(__name__)

@@ -9,8 +9,8 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.types import Scope
 
 from runstate import wire
+from runstated.domain.access import Access
 from runstated.http.gateway import Gateway
-from runstated.store.tx import Access
 
 LIST_MAX = 1_000
 

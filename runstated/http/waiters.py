@@ -19,11 +19,11 @@ from typing import Any
 import msgspec
 
 from runstate import wire
-from runstated.clock import Timer
+from runstated.domain.access import Access
+from runstated.host.clock import Timer
 from runstated.http.errors import OTHER_REQUEST, ApiError
 from runstated.http.gateway import Door, Gateway, Pending, checked
 from runstated.http.names import from_id, to_id
-from runstated.store.tx import Access
 
 Wanted = wire.LimitsTake | wire.SlotsAcquire
 Place = tuple[wire.Parked, int | None]  # in a line, and when the wait is over
@@ -139,7 +139,8 @@ class Waiters:
         waiter = self._waiters.get((access, name))
         if waiter is None:
             waiter = await self.start(access, *_of_id(name))
-        if waiter.state == "SIGNALED" and waiter.token not in self._gateway.engine.memory.holds:
+        is_held = self._gateway.engine.lease(access.space, waiter.token) is not None
+        if waiter.state == "SIGNALED" and not is_held:
             waiter.state = "EXPIRED"
         return waiter
 

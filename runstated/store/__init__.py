@@ -1,1 +1,1 @@
-"""What the daemon keeps on disk."""
+"""The database: it knows tables and no rules."""

@@ -7,6 +7,8 @@ is copied: else each commit of the daemon would make the copy start anew, for ev
 nothing; only the WAL does not start anew before the copy is done.
 """
 
+from __future__ import annotations
+
 import contextlib
 import os
 import shutil

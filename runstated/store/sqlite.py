@@ -1,22 +1,29 @@
 """The SQLite file: one writer, one reader, WAL. The only file that knows aiosqlite.
 
-A batch of requests is one function call on the writer's thread (``Store.write``), never one call for each statement:
-that is five times faster, and per-statement calls on a shared connection let one coroutine's ROLLBACK take another's
-insert with it. aiosqlite has no public call for "run this function on the connection's thread"; ``_execute`` is it, and
-``check`` makes sure at start-up that it is there.
+Commits and reads by key run where they are called, in the loop's thread: a hop to another thread and back costs more
+than they do. Only while the disk is slow do commits go to the writer's thread. Long reads, checkpoints and backups are
+always on other threads; a lock keeps a checkpoint and a commit on the one writer apart. aiosqlite has no public call
+for "run this function on the connection's thread"; ``_execute`` is it, and ``check`` makes sure that it is there.
 """
+
+from __future__ import annotations
 
 import asyncio
 import logging
 import secrets
 import shutil
 import sqlite3
-from collections.abc import Callable
+import threading
+from collections import deque
+from collections.abc import Callable, Hashable
 from pathlib import Path
-from typing import Literal, TypeVar
+from time import perf_counter
+from typing import Any, Literal, TypeVar
 
 import aiosqlite
 
+from runstated.domain.answers import Listing
+from runstated.domain.tables import Row, Table
 from runstated.settings import (
     DISK_KEPT_BYTES,
     PAGES_KEPT_MIN,
@@ -28,6 +35,9 @@ from runstated.settings import (
 )
 from runstated.store import files, schema
 from runstated.store.backup import BackupError, before_upgrade
+from runstated.store.batch import Batch
+from runstated.store.database import CommitFailed, Database
+from runstated.store.errors import IOERR
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -37,6 +47,10 @@ PAGES_CACHED_KIB = 16 * 1024
 CHECKED_PAGES_MAX = 8_192  # 32 MiB: a larger file is not checked whole at start, it would take seconds
 RESTART_MS = 10  # how long the writer waits for readers when the WAL is to start anew
 PAGES_MAX = 2**32 - 2  # SQLite's own
+SYNCS_LOOKED_AT = 1_000
+SLOW_S = 0.005  # the disk is slow when one sync in a hundred takes this ...
+VERY_SLOW_S = 0.020  # ... or one has taken this in the last ...
+SLOW_FOR_S = 60.0  # ... so many seconds
 BUSY_MS = 5_000  # nobody else writes; a backup may hold the file for a moment
 
 
@@ -54,6 +68,12 @@ class Store:
         self.id = ""
         self.files = files.Files(path)
         self.folds: Callable[[], None] = lambda: None  # told before a checkpoint
+        self.database: Database  # of the writer
+        self._lock = threading.RLock()  # one at a time on the writer
+        self._syncs: deque[bool] = deque(maxlen=SYNCS_LOOKED_AT)  # whether each took SLOW_S
+        self._slow_syncs = 0
+        self._slow_until_s = 0.0
+        self._is_log_suspect = False  # a sync of it has failed
         self._writer: aiosqlite.Connection | None = None
         self._reader: aiosqlite.Connection | None = None
         self._keeper: aiosqlite.Connection | None = None
@@ -63,7 +83,7 @@ class Store:
     @classmethod
     async def open(
         cls, path: Path, sync: Literal["full", "normal"] = "full", *, new_id: str = "", backup: bool = True
-    ) -> "Store":
+    ) -> Store:
         """Opens or creates the file, checks it and brings it to the present schema; ``backup``: saving it before.
         ``new_id``: for a database that has no id yet.
 
@@ -79,6 +99,7 @@ class Store:
                 await store._save_before_upgrade()
             number = int(new_id or files.make_id(), 16)
             store.instance, store.id = await store.write(lambda connection: _prepare(connection, number))
+            store.database.batch = store.database.last_batch()
             store._reader = await _connect(path, _read_only)
             store._keeper = await _connect(path, _keep)
             store.files = files.Files(path)
@@ -87,26 +108,98 @@ class Store:
             raise StoreError(f"cannot open the database {path}: {error}") from error
         return store
 
+    # ------------------------------------------------------------------ commits
+
+    @property
+    def batch(self) -> int:
+        """The number of the last commit."""
+        return self.database.batch
+
+    def commit(self, batch: Batch, *, durable: bool = True) -> None:
+        """Writes a batch, in the caller's thread; see Database.commit. Raises CommitFailed."""
+        began_s = perf_counter()
+        try:
+            with self._lock:
+                self.database.commit(batch, durable=durable)
+        except CommitFailed as failed:
+            code: int = getattr(failed.cause, "sqlite_errorcode", IOERR) & 0xFF
+            self._is_log_suspect |= code == IOERR
+            raise
+        if durable:
+            self._count(perf_counter() - began_s)
+
+    async def commit_aside(self, batch: Batch) -> None:
+        """The same on the writer's thread. Raises CommitFailed."""
+        await _on_thread(self._writer, lambda _: self.commit(batch))
+
+    async def commit_again(self, batch: Batch) -> None:
+        """Writes all that is owed after a commit has failed. After a failed sync nothing is appended to that log: what
+        it covered may be lost although a later sync succeeds, and would hide all that follows. So the log is copied
+        into the file first, and begins anew.
+
+        Raises CommitFailed, sqlite3.Error.
+        """
+        if self._writer is None:
+            await self._open_writer()
+        await _on_thread(self._writer, lambda _: self._commit_again(batch))
+
+    def _commit_again(self, batch: Batch) -> None:
+        with self._lock:
+            if self.database.connection.in_transaction:
+                self.database.connection.execute("ROLLBACK")
+            self.database.batch = self.database.last_batch()
+            if self._is_log_suspect:
+                if not _checkpoint(self.database.connection, "TRUNCATE"):
+                    raise sqlite3.OperationalError("the log cannot be copied: somebody reads it")
+                self._is_log_suspect = False
+            self.commit(batch)
+
+    def is_slow(self) -> bool:
+        """Whether commits are to go to the writer's thread, so that the loop does not wait for the disk."""
+        if self._slow_until_s and perf_counter() > self._slow_until_s:
+            self._slow_until_s = 0.0
+        return bool(self._slow_until_s) or self._slow_syncs * 100 > SYNCS_LOOKED_AT
+
+    def _count(self, took_s: float) -> None:
+        is_slow = took_s >= SLOW_S
+        if len(self._syncs) == SYNCS_LOOKED_AT:
+            self._slow_syncs -= self._syncs[0]
+        self._syncs.append(is_slow)
+        self._slow_syncs += is_slow
+        if took_s >= VERY_SLOW_S:
+            self._slow_until_s = perf_counter() + SLOW_FOR_S
+
+    # ------------------------------------------------------------------ reads
+
+    def read(self, table: Table[Any], columns: tuple[str, ...], value: Hashable) -> Row | None:
+        """The row with that key, in the caller's thread. Raises sqlite3.Error."""
+        with self._lock:
+            return self.database.read(table, columns, value)
+
+    async def list(self, asked: Listing) -> list[Any]:
+        """The objects that a listing names, read on the reader's thread. Raises sqlite3.Error."""
+        return await self.run_read(lambda connection: Database(connection).list(asked))
+
     async def write(self, function: Callable[[sqlite3.Connection], T]) -> T:
         """Runs ``function`` on the writer's thread; it begins and ends its own transaction.
 
         Raises sqlite3.OperationalError when the file cannot be opened again after an earlier failure.
         """
         if self._writer is None:
-            async with self._opening:  # a batch and a checkpoint must not open two
+            async with self._opening:
                 if self._writer is None:
                     await self._open_writer()
-        return await _on_thread(self._writer, function)
+        return await _on_thread(self._writer, lambda connection: self._alone(connection, function))
 
-    async def read(self, function: Callable[[sqlite3.Connection], T]) -> T:
+    def _alone(self, connection: sqlite3.Connection, function: Callable[[sqlite3.Connection], T]) -> T:
+        with self._lock:
+            return function(connection)
+
+    async def run_read(self, function: Callable[[sqlite3.Connection], T]) -> T:
         """Runs ``function`` in one short read transaction on the reader's thread."""
         return await _on_thread(self._reader, lambda connection: _in_transaction(connection, function))
 
-    async def reopen(self) -> None:
-        """Gives up the writer's connection after a COMMIT of unknown outcome; the next ``write`` opens a new one."""
-        writer, self._writer = self._writer, None
-        if writer is not None:
-            await _close(writer)
+    # ------------------------------------------------------------------ upkeep
 
     async def checkpoint(self) -> bool:
         """Copies the WAL into the file, on a connection of its own, so that the writer goes on meanwhile. False when
@@ -126,7 +219,7 @@ class Store:
     async def fold(self) -> bool:
         """Copies what is in the WAL into the file; whether that was all of it: nobody is waited for. The writer does
         it: it has the WAL open, and another connection would look for that by its name."""
-        return await _on_thread(self._writer, lambda connection: _checkpoint(connection, "PASSIVE"))
+        return await self.write(lambda connection: _checkpoint(connection, "PASSIVE"))
 
     async def shrink(self) -> bool:
         """Gives a few of the free pages back, if there are more than are kept; whether there are more to come. The file
@@ -202,6 +295,10 @@ class Store:
             self._bound(connection)
 
         self._writer = await _connect(self.path, settings)
+        raw: sqlite3.Connection = self._writer._conn
+        known = getattr(self, "database", None)
+        self.database = Database(raw, is_synced=self.sync == "full")
+        self.database.batch = known.batch if known is not None else 0
 
 
 def check() -> None:
@@ -219,7 +316,7 @@ def check() -> None:
 
 async def _connect(path: Path, settings: Callable[[sqlite3.Connection], object]) -> aiosqlite.Connection:
     # cached_statements: every verb's SQL is prepared once and stays so.
-    connection = await aiosqlite.connect(path, isolation_level=None, cached_statements=512)
+    connection = await aiosqlite.connect(path, isolation_level=None, cached_statements=512, check_same_thread=False)
     try:
         await _on_thread(connection, settings)
     except BaseException:
@@ -308,11 +405,6 @@ def _prepare(connection: sqlite3.Connection, number: int) -> tuple[str, str]:
     id = files.give_id(connection, name, number, again=False)
     connection.execute("COMMIT")
     return name, id
-
-
-def is_full(error: sqlite3.Error) -> bool:
-    """Whether the disk has no room."""
-    return "disk is full" in str(error)  # its code is known from Python 3.11 on
 
 
 ROOM_UNKNOWN = 2**50

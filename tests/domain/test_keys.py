@@ -7,8 +7,8 @@ import hashlib
 import pytest
 
 from runstate import wire
-from runstated.access import Access
 from runstated.domain import keys
+from runstated.domain.access import Access
 from tests.harness import Client, Harness
 
 MAKE = wire.KeysCreate(space="ci", permissions=("usage", "work"), name="note")

@@ -5,8 +5,8 @@ import sqlite3
 import pytest
 
 from runstate import wire
-from runstated.batch import Lost
 from runstated.domain import leases
+from runstated.engine.entries import Lost
 from tests.harness import Client, Harness, Request, nothing
 
 LEASE_MS = 30_000

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from runstate import wire
-from runstated.waits import Settled
+from runstated.domain.waits import Settled
 from tests.harness import Client, Harness, Request
 
 LEASE_MS = 30_000

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from runstate import wire
-from runstated.clock import ASLEEP_MS
+from runstated.host.clock import ASLEEP_MS
 from tests.harness import Client, Harness, Request
 
 NAMES = ("a", "b", "c", "d")

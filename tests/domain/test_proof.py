@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from runstate import wire
-from runstated.batch import Nested
+from runstated.engine.entries import Nested
 from tests.harness import Client, Harness
 
 WRONG = "0123456789abcdef"

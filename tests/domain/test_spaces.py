@@ -15,9 +15,9 @@ import msgspec
 import pytest
 
 from runstate import wire
-from runstated import dispatch
-from runstated.batch import Acked, Cancelled, Nested
-from runstated.store.tx import Access
+from runstated.domain import nouns as dispatch
+from runstated.domain.access import Access
+from runstated.engine.entries import Acked, Cancelled, Nested
 from tests.harness import Client, Harness
 
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from runstate import wire
-from runstated.store.tx import Access
+from runstated.domain.access import Access
 from tests.harness import Harness
 
 

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from runstate import wire
-from runstated import replies
+from runstated.domain import replies
 from runstated.http import names
 from tests.daemons import PATIENCE_S
 from tests.e2e.support import Daemon, eventually, running

@@ -15,8 +15,9 @@ import msgspec
 import pytest
 
 from runstate import wire
-from runstated import batch, engine
-from runstated.batch import Acked, Ask, Away, Cancelled, Ended, Entry, Lost, Reread, Tick
+from runstated.engine import engine
+from runstated.engine import entries as batch
+from runstated.engine.entries import Acked, Ask, Away, Cancelled, Ended, Entry, Lost, Reread, Tick
 from tests.disks import disk, fill_up
 from tests.engines import Life, life, play
 from tests.harness import Client, Harness, Request, nothing
@@ -341,7 +342,7 @@ def without_ids(value: Any) -> Any:
 
 
 def test_the_story_knows_every_verb() -> None:
-    from runstated import dispatch
+    from runstated.domain import nouns as dispatch
 
     text = Path(__file__).read_text()
     missing = [kind.__name__ for kind in dispatch.VERBS if f"wire.{kind.__name__}(" not in text]
@@ -428,7 +429,7 @@ def test_a_commit_that_fails_is_told_as_retryable_and_a_retry_gets_the_same(
             assert list(life_.engine.memory.sessions) == ["a", "b"]
 
     play(run())
-    assert [record.message for record in caplog.records if record.name == "runstated.engine"] == [
+    assert [record.message for record in caplog.records if record.name == "runstated.engine.engine"] == [
         "writes fail: disk I/O error",
         "writes work again",
     ]
@@ -609,7 +610,7 @@ def make_room(*paths: Path) -> None:
 
 
 def check_log(caplog: pytest.LogCaptureFixture) -> None:
-    said = [record.message for record in caplog.records if record.name == "runstated.engine"]
+    said = [record.message for record in caplog.records if record.name == "runstated.engine.engine"]
     assert len([line for line in said if line.startswith("writes fail")]) <= 3, "a storm of one error"
     assert said[-1] == "writes work again"
 

@@ -19,7 +19,7 @@ from runstated.http.app import App
 from runstated.http.call import TABLE
 from runstated.http.gateway import Gateway
 from runstated.http.hosts import Hosts
-from runstated.sessions import Sessions
+from runstated.server.sessions import Sessions
 from tests.engines import Life, life, play
 
 SECRET = "0123456789abcdef"

@@ -11,8 +11,9 @@ import pytest
 
 import runstated
 from runstate import paths, wire
-from runstated import lockfile, restore, settings
-from runstated.batch import Executor, Lost
+from runstated import restore, settings
+from runstated.engine.entries import Executor, Lost
+from runstated.host import lockfile
 from runstated.settings import Settings
 from runstated.store import backup, schema
 from runstated.store.backup import BackupError

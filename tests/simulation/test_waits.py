@@ -20,9 +20,9 @@ from typing import Any
 import pytest
 
 from runstate import wire
-from runstated import circles
-from runstated.batch import Executor, Nested
-from runstated.circles import MAY_STICK, REACT_MS
+from runstated.engine import circles
+from runstated.engine.circles import MAY_STICK, REACT_MS
+from runstated.engine.entries import Executor, Nested
 from tests.harness import Client, Harness, Request
 
 SEEDS = (*range(5), 26, 28, 32, 50)  # the latter fail where lines, changes of needs or time-outs are not looked at

@@ -13,10 +13,9 @@ import pytest
 import sqlglot
 
 from runstate import wire
-from runstated import replies
-from runstated.domain import leases, tidy
+from runstated.domain import leases, replies, tidy
+from runstated.domain.access import Access
 from runstated.store import schema
-from runstated.store.tx import Access
 from tests.faults.test_sqlite_faults import Faulty, story
 from tests.harness import Client, Connection, Harness
 

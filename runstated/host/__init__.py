@@ -1,0 +1,1 @@
+"""This machine: processes, locks, logs, clocks, and who has started us."""

@@ -1,1 +1,0 @@
-"""The engine of live objects, beside the engine that it replaces."""

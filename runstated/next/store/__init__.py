@@ -1,1 +1,0 @@
-"""The database: it knows tables and no rules."""

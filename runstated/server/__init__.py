@@ -1,0 +1,1 @@
+"""The Unix socket and TCP: connections, sessions, and what `status` adds."""
