@@ -387,7 +387,8 @@ class Harness:
                 answer = nouns.VERBS[type(call.request)](copy, call.request)
                 break
             except Missing as missing:
-                copy.supply(missing, self.fetch(missing))
+                for each in missing.each():
+                    copy.supply(each, self.fetch(each))
         core.lines.left, core.lines.overtaken, core.lines.suspects = left, overtaken, suspects
         core.lines.replies, core.lines.pushes = replies, pushes
         assert isinstance(answer, Parked), f"{call} waits beside {answer}"

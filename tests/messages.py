@@ -78,6 +78,9 @@ REQUESTS: tuple[wire.Request[object], ...] = (
     wire.OnceFail(run="r1-test", key="k", token=3, secret="00c0ffee00c0ffee", error="E", attempts=100, traceback="T"),
     wire.QueuesDeclare(queue="q", attempts=1, needs=_needs),
     wire.QueuesSend(run="r1-test", queue="q", key="k", input="{}", attempts=3, needs=_needs),
+    wire.QueuesSendMany(
+        run="r1-test", queue="q", members=(wire.NewJob(key="k", input="{}"),), attempts=3, needs=_needs
+    ),
     wire.QueuesResult(job="j1-test", wait_ms=2**53),
     wire.QueuesAdmit(queues=(wire.AdmitFrom(run="r1-test", queue="q", places=1_000, lease_ms=600_000, below=False),)),
     wire.QueuesComplete(
@@ -99,7 +102,7 @@ REQUESTS: tuple[wire.Request[object], ...] = (
     ),
     wire.BudgetsRelease(reservation="b1-test", secret="00c0ffee00c0ffee", late=False),
     wire.GroupsSubmit(
-        run="r1-test", queue="q", members=(wire.GroupMember(key="k", input="1"),), attempts=3, needs=_needs,
+        run="r1-test", queue="q", members=(wire.NewJob(key="k", input="1"),), attempts=3, needs=_needs,
         owned=False,
     ),
     wire.GroupsEnded(run="r1-test", after=4, wait_ms=1),
@@ -135,6 +138,7 @@ REPLIES: tuple[wire.Reply, ...] = (
     wire.OnceFailCounted(attempts=1, failed=True),
     _queue,
     _job,
+    wire.JobsSent(jobs=("j1-test",)),
     wire.JobsGranted(jobs=(_grant,)),
     wire.Released(held=True),
     wire.Renewed(lease_expires_ms=5),

@@ -146,7 +146,7 @@ def trees(w: World) -> Callable[[], Any]:
         w.a.ask(wire.RunsJoin(name="r"))
         child = w.a.ask(wire.RunsChild(parent=w.run)).run
         w.a.ask(wire.RunsEnd(run=child, state="finished"))
-        members = (wire.GroupMember(key="one", input="1"),)
+        members = (wire.NewJob(key="one", input="1"),)
         group = w.a.ask(wire.GroupsSubmit(run=w.run, queue="q", members=members)).run
         w.a.waits(wire.GroupsEnded(run=group))
         w.a.ask(wire.RunsEnd(run=group, state="stopped"))

@@ -35,7 +35,7 @@ def gather(
         return []
     ends = None if timeout is None else awake.now_s() + units.milliseconds(timeout, "timeout") / 1000
     members = tuple(
-        wire.GroupMember(
+        wire.NewJob(
             key=keys.queue_key(queue.name, item, queue._key),
             input=payloads.encode(f"the input of {queue.name}", item),
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import errors, functions, keys, payloads, units
@@ -22,6 +22,8 @@ ATTEMPTS = 5
 LEASE = "30s"
 CONCURRENCY = 1
 PLACES_MAX = 1_000  # handlers of one queue at once in one process, as the wire allows
+PART_BYTES_MAX = 4 * 1024 * 1024  # of keys and inputs in one request: half of what a frame may be
+MEMBER_BYTES = 32  # of a job in a request, beside its key and input
 HANDLER_ERROR = "handler_error: "
 
 
@@ -91,6 +93,15 @@ class Queue:
     async def asend(self, input: Any) -> Job:
         """Submits a job. The same input in the same run is the same job."""
         return await adrive(self._client._connection, self._send(input))
+
+    def send_many(self, inputs: Iterable[Any]) -> list[Job]:
+        """Submits a job for each input, in few requests; the jobs in the order of the inputs. Each is a job of its own:
+        who repeats this after an error submits only what is missing."""
+        return drive(self._client._connection, self._send_many(inputs))
+
+    async def asend_many(self, inputs: Iterable[Any]) -> list[Job]:
+        """Submits a job for each input, in few requests; see ``send_many``."""
+        return await adrive(self._client._connection, self._send_many(inputs))
 
     def __reduce__(self) -> str | tuple[Any, ...]:
         """By its place in a module, as a function is; elsewhere by name, as a queue without a handler."""
@@ -189,21 +200,40 @@ class Queue:
         return (yield from self._resources.needs())
 
     def _send(self, input: Any) -> Steps[Job]:
+        (job,) = yield from self._send_many([input])
+        return job
+
+    def _send_many(self, inputs: Iterable[Any]) -> Steps[list[Job]]:
         from . import wire  # brings msgspec, which nobody needs before the first call
 
         binding = self._client._binding()
         binding.check()
-        key = keys.queue_key(self._name, input, self._key)
-        text = payloads.encode(f"the input of {self._name}", input)
+        named = [self._named(input) for input in inputs]  # all of them, before anything is sent
         info = yield from binding.join()
         needs = yield from self._needs()
-        try:
-            answer = yield wire.QueuesSend(
-                run=info.id, queue=self._name, key=key, input=text, attempts=self._declared_attempts(), needs=needs
-            )
-        except errors.StoppedError as error:
-            raise binding.noted(error)  # noqa: B904
-        return Job(self._client, binding, self._name, answer.reply.job)
+        run, attempts = info.id, self._declared_attempts()
+        ids: list[str] = []
+        for part in _parts(named, wire.SENT_MAX):
+            try:
+                if len(part) == 1:
+                    ((key, text),) = part
+                    answer = yield wire.QueuesSend(
+                        run=run, queue=self._name, key=key, input=text, attempts=attempts, needs=needs
+                    )
+                    ids.append(answer.reply.job)
+                else:
+                    members = tuple(wire.NewJob(key=key, input=text) for key, text in part)
+                    answer = yield wire.QueuesSendMany(
+                        run=run, queue=self._name, members=members, attempts=attempts, needs=needs
+                    )
+                    ids += answer.reply.jobs
+            except errors.StoppedError as error:
+                raise binding.noted(error)  # noqa: B904
+        return [Job(self._client, binding, self._name, job) for job in ids]
+
+    def _named(self, input: Any) -> tuple[str, str]:
+        """The key of an input, and its JSON text."""
+        return keys.queue_key(self._name, input, self._key), payloads.encode(f"the input of {self._name}", input)
 
     def _call(self, input: Any) -> Steps[Any]:
         job = yield from self._send(input)
@@ -262,6 +292,21 @@ class Job:
         if view.state == "cancelled":
             raise self._bound.cut_off(f"job {self._id} was cut off: its run is over")
         raise errors.TimeoutError(f"job {self._id} in {self._queue} had not ended after {timeout} (it is {view.state})")
+
+
+def _parts(named: list[tuple[str, str]], most: int) -> Iterator[list[tuple[str, str]]]:
+    """Keys and texts in parts of at most ``most``, each of a size that a frame may have."""
+    part: list[tuple[str, str]] = []
+    size = 0
+    for key, text in named:
+        bytes_more = MEMBER_BYTES + len(key.encode()) + len(text.encode())
+        if part and (len(part) == most or size + bytes_more > PART_BYTES_MAX):
+            yield part
+            part, size = [], 0
+        part.append((key, text))
+        size += bytes_more
+    if part:
+        yield part
 
 
 def _unpickled(

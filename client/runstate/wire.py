@@ -30,6 +30,7 @@ LEASE_MS_MIN = 5_000
 LEASE_MS_MAX = 600_000
 LATEST_MS = 253_402_300_799_999  # the end of the year 9999, the last one that dates can say in every language
 NUMBER_MAX = 2**63 - 1
+SENT_MAX = 250  # jobs in one request: some 10 ms of the daemon
 LISTED_MAX = 1_000  # tokens in a beat, calls in an ack: more go in several messages
 RUNS_MAX = 2_000  # in a hello
 HELD_MAX = 10_000  # leases of one session
@@ -458,6 +459,29 @@ class QueuesSend(Request[JobView], tag="queues.send", frozen=True):
     needs: Needs | None = None
 
 
+class NewJob(Struct, kw_only=True, omit_defaults=True, frozen=True):
+    """One of several jobs."""
+
+    key: Key
+    input: str
+
+
+class JobsSent(Reply, tag="jobs.sent", frozen=True):
+    """The ids of jobs, in the order of the members."""
+
+    jobs: tuple[str, ...] = ()
+
+
+class QueuesSendMany(Request[JobsSent], tag="queues.send_many", frozen=True):
+    """Submits many jobs of a queue, as ``QueuesSend`` does one: all of them, or it is refused as a whole."""
+
+    run: Id
+    queue: Name
+    members: Annotated[tuple[NewJob, ...], Meta(min_length=1, max_length=SENT_MAX)]
+    attempts: Attempts | None = None
+    needs: Needs | None = None
+
+
 class QueuesResult(WaitingRequest[JobView], tag="queues.result", kw_only=True, frozen=True):
     """A job; waits until it has ended."""
 
@@ -740,13 +764,6 @@ class BudgetsRelease(Request[BudgetSettled], tag="budgets.release", frozen=True)
 # ---------------------------------------------------------------------------------------------------- groups
 
 
-class GroupMember(Struct, kw_only=True, omit_defaults=True, frozen=True):
-    """One job of a group."""
-
-    key: Key
-    input: str
-
-
 class GroupView(Reply, tag="group", frozen=True):
     """A group: the run that was made for it, and the jobs in the order of the members."""
 
@@ -761,7 +778,7 @@ class GroupsSubmit(Request[GroupView], tag="groups.submit", frozen=True):
     replayed: ClassVar[bool] = True
     run: Id
     queue: Name
-    members: Annotated[tuple[GroupMember, ...], Meta(max_length=100)] = ()
+    members: Annotated[tuple[NewJob, ...], Meta(max_length=100)] = ()
     attempts: Attempts | None = None
     needs: Needs | None = None
     owned: bool = True  # it ends with the session that made it
@@ -1074,6 +1091,7 @@ AnyRequest = (
     | OnceFail
     | QueuesDeclare
     | QueuesSend
+    | QueuesSendMany
     | QueuesResult
     | QueuesAdmit
     | QueuesComplete
@@ -1117,6 +1135,7 @@ AnyReply = (
     | OnceFailCounted
     | QueueView
     | JobView
+    | JobsSent
     | JobsGranted
     | Released
     | Renewed

@@ -71,14 +71,21 @@ class Listing:
 
 
 class Missing(Exception):
-    """A verb needs an object that is not in memory. Raised before its first change: the engine fetches it, and runs
-    the verb again."""
+    """A verb needs an object that is not in memory, or several of a table (``others``: their values). Raised before its
+    first change: the engine fetches them, and runs the verb again."""
 
-    def __init__(self, table: Table[Any], columns: tuple[str, ...], value: Hashable) -> None:
+    def __init__(
+        self, table: Table[Any], columns: tuple[str, ...], value: Hashable, others: tuple[Hashable, ...] = ()
+    ) -> None:
         super().__init__(f"{table.name} {columns} {value}")
         self.table = table
         self.columns = columns
         self.value = value
+        self.others = others
+
+    def each(self) -> list[Missing]:
+        """One for each object."""
+        return [self, *(Missing(self.table, self.columns, value) for value in self.others)]
 
 
 class Refusal(Exception):

@@ -10,7 +10,7 @@ nothing was changed. It reads no clock and makes no random number: time, ids and
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeVar
@@ -119,6 +119,14 @@ class Core:
             return self._fetched[table, columns, value]  # type: ignore[no-any-return]
         except KeyError:
             raise Missing(table, columns, value) from None
+
+    def fetched_each(self, table: Table[T], columns: tuple[str, ...], values: Iterable[Hashable]) -> list[T]:
+        """Those that there are of several objects that are not in memory. Raises Missing once for all of them."""
+        known = [(value, (table, columns, value)) for value in values]
+        absent = [value for value, place in known if place not in self._fetched]
+        if absent:
+            raise Missing(table, columns, absent[0], tuple(absent[1:]))
+        return [found for _, place in known if (found := self._fetched[place]) is not None]
 
     def supply(self, missing: Missing, thing: Any) -> None:
         """What was missing, or None, for the request that asked for it."""

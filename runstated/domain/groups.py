@@ -32,11 +32,9 @@ def submit(core: Core, request: wire.GroupsSubmit) -> wire.GroupView:
     wanted = needs.plan(core, request.needs, request.queue)
     queues.do_declare(core, queue)
     run = runs.create_group(core, parent, owned=request.owned)
-    made: dict[str, str] = {}
-    for member in request.members:  # without any they come one by one, with `queues.send`
-        if member.key not in made:
-            made[member.key] = queues.do_send(core, run, queue.queue, member.key, member.input, wanted).job
-    return wire.GroupView(run=run.run, jobs=tuple(made[member.key] for member in request.members))
+    inputs = queues.unique(request.members)  # without any they come later, with `queues.send`
+    sent = queues.do_send(core, run, queue.queue, inputs, wanted) if inputs else {}
+    return wire.GroupView(run=run.run, jobs=tuple(sent[member.key].job for member in request.members))
 
 
 def ended(core: Core, request: wire.GroupsEnded) -> wire.GroupEnded | Parked | Listing:

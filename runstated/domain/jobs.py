@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import zlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from runstate import wire
@@ -118,6 +119,16 @@ def of_key(core: Core, run: Run, queue: str, key: str) -> Job | None:
     return core.fetched(JOBS, ("run", "queue", "key"), (run.run, queue, key))
 
 
+def of_keys(core: Core, run: Run, queue: str, keys: Iterable[str]) -> dict[str, Job]:
+    """The jobs that there are of these keys in the run, by key. Raises Missing, once for all of them."""
+    known = _of(core, run.run).of_key
+    found = {key: known.get((queue, key)) for key in keys}
+    if run.has_rows:
+        absent = [(run.run, queue, key) for key, job in found.items() if job is None]
+        found |= {job.key: job for job in core.fetched_each(JOBS, ("run", "queue", "key"), absent)}
+    return {key: job for key, job in found.items() if job is not None}
+
+
 # ---------------------------------------------------------------------------------------------------- which are ready
 
 
@@ -151,14 +162,16 @@ def number(job: Job) -> int:
 # ---------------------------------------------------------------------------------------------------- states
 
 
-def add(core: Core, job: Job) -> None:
-    """A new job, ready."""
-    core.put(JOBS, job)
-    known = _of(core, job.run)
-    known.of_key[job.queue, job.key] = job
-    known.naming[job.needs] = known.naming.get(job.needs, 0) + 1
-    _count(core, job, None, "ready")
-    _put_in(core, job)
+def add(core: Core, run: Run, new: Sequence[Job]) -> None:
+    """New jobs of one queue and set of needs, ready."""
+    first, known, above = new[0], _of(core, run.run), runs.above(run)
+    ready = core.index(Jobs).ready
+    for job in new:
+        core.put(JOBS, job)
+        known.of_key[job.queue, job.key] = job
+        ready.add(above, job.queue, job.needs, (job.age, number(job)), job)
+    known.naming[first.needs] = known.naming.get(first.needs, 0) + len(new)
+    _count(core, first, "ready", len(new))
 
 
 def move(core: Core, job: Job, state: str, *, due_ms: int | None = None, reason: str | None = None) -> None:
@@ -172,7 +185,8 @@ def move(core: Core, job: Job, state: str, *, due_ms: int | None = None, reason:
         _put_in(core, job)
     elif due_ms is not None:
         heapq.heappush(core.index(Jobs).due, (due_ms, number(job), job))
-    _count(core, job, before, state)
+    _count(core, job, before, -1)
+    _count(core, job, state, 1)
     core.put(JOBS, job)
 
 
@@ -225,19 +239,16 @@ def ended_after(core: Core, run: str, after: int) -> list[Job] | None:
     return [job for job in found.jobs if (job.finish or 0) > after]
 
 
-def _count(core: Core, job: Job, before: str | None, after: str) -> None:
+def _count(core: Core, job: Job, state: str, change: int) -> None:
     """Keeps the counts by state."""
     counts = _of(core, job.run).counts
-    for state, change in ((before, -1), (after, 1)):
-        if state is None:
-            continue
-        count = counts.get((job.queue, state))
-        if count is None:
-            count = counts[job.queue, state] = Count(job.run, job.queue, state)
-        count.jobs += change
-        if change > 0 and job.finish is not None:
-            count.finish = job.finish
-        core.put(COUNTS, count)
+    count = counts.get((job.queue, state))
+    if count is None:
+        count = counts[job.queue, state] = Count(job.run, job.queue, state)
+    count.jobs += change
+    if change > 0 and job.finish is not None:
+        count.finish = job.finish
+    core.put(COUNTS, count)
 
 
 # ---------------------------------------------------------------------------------------------------- memory

@@ -109,8 +109,8 @@ def plan(core: Core, needs: wire.Needs | None, queue: str) -> str:
     return msgspec.json.encode(wants).decode()
 
 
-def do(core: Core, text: str) -> int:
-    """The number of a planned set, for one more that names it."""
+def do(core: Core, text: str, many: int = 1) -> int:
+    """The number of a planned set, for so many more that name it."""
     if not text:
         return OF_QUEUE
     index = core.index(Sets)
@@ -118,7 +118,7 @@ def do(core: Core, text: str) -> int:
     if found is None:
         found = index.of_text[text] = NeedsSet(core.next("needs"), core.space, text)
         core.put(SETS, found)
-    found.named += 1
+    found.named += many
     return found.needs
 
 

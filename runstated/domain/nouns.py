@@ -94,6 +94,7 @@ VERBS: Mapping[type, Verb] = {
     wire.OnceFail: once.fail,
     wire.QueuesDeclare: queues.declare,
     wire.QueuesSend: queues.send,
+    wire.QueuesSendMany: queues.send_many,
     wire.QueuesResult: queues.result,
     wire.QueuesAdmit: queues.admit,
     wire.QueuesComplete: queues.complete,

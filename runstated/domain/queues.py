@@ -16,6 +16,7 @@ lines (queue, run) of their queues; a job that becomes ready wakes the line of i
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from runstate import wire
@@ -92,29 +93,46 @@ def send(core: Core, request: wire.QueuesSend) -> wire.JobView:
         return jobs.view(known)
     wanted = needs.plan(core, request.needs, request.queue)
     do_declare(core, queue)
-    job = do_send(core, run, request.queue, request.key, request.input, wanted)
+    (job,) = do_send(core, run, request.queue, {request.key: request.input}, wanted).values()
     return wire.JobView(job=job.job, state="ready")
 
 
-def do_send(core: Core, run: Run, queue: str, key: str, input: str, wanted: str) -> Job:
-    """A new job, after all was looked at. ``wanted``: its planned needs."""
-    job = Job(
-        core.new_id("j"),
-        core.space,
-        queue,
-        run.run,
-        key,
-        "ready",
-        0,
-        needs.do(core, wanted),
-        core.caller.ticket,
-        input,
-        core.now_ms,
-    )
-    jobs.add(core, job)
-    jobs.emit(core, "task.submitted", run, job)
+def send_many(core: Core, request: wire.QueuesSendMany) -> wire.JobsSent:
+    """The jobs of these keys: new ones, or those that there are."""
+    for member in request.members:
+        payloads.check("input", member.input)
+    run = runs.active(core, request.run)
+    queue = plan_declare(core, request.queue, request.attempts)
+    inputs = unique(request.members)
+    sent = jobs.of_keys(core, run, request.queue, inputs)
+    new = {key: input for key, input in inputs.items() if key not in sent}
+    if new:
+        wanted = needs.plan(core, request.needs, request.queue)
+        do_declare(core, queue)
+        sent |= do_send(core, run, request.queue, new, wanted)
+    return wire.JobsSent(jobs=tuple(sent[member.key].job for member in request.members))
+
+
+def unique(members: Iterable[wire.NewJob]) -> dict[str, str]:
+    """The inputs by key, each the first of its key."""
+    inputs: dict[str, str] = {}
+    for member in members:
+        inputs.setdefault(member.key, member.input)
+    return inputs
+
+
+def do_send(core: Core, run: Run, queue: str, inputs: Mapping[str, str], wanted: str) -> dict[str, Job]:
+    """New jobs, after all was looked at. ``inputs``: by key; ``wanted``: their planned needs."""
+    number, age, now = needs.do(core, wanted, len(inputs)), core.caller.ticket, core.now_ms
+    sent = {
+        key: Job(core.new_id("j"), core.space, queue, run.run, key, "ready", 0, number, age, input, now)
+        for key, input in inputs.items()
+    }
+    jobs.add(core, run, list(sent.values()))
+    for job in sent.values():
+        jobs.emit(core, "task.submitted", run, job)
     _wake(core, queue, run)
-    return job
+    return sent
 
 
 def result(core: Core, request: wire.QueuesResult) -> wire.JobView | Parked:

@@ -69,7 +69,11 @@ class Server:
             except Missing as missing:
                 if core.noted != noted:
                     raise
-                core.supply(missing, self._fetch(missing))
+                self._supply(core, missing)
+
+    def _supply(self, core: Core, missing: Missing) -> None:
+        for each in missing.each():
+            core.supply(each, self._fetch(each))
 
     def answer_of(self, core: Core, request: wire.Request[Any]) -> nouns.Answer:
         """What the verb says. Raises its refusals, and Forbidden when the caller's key does not allow the verb."""
@@ -82,7 +86,7 @@ class Server:
         try:
             return verb(core, request)
         except Missing as missing:
-            core.supply(missing, self._fetch(missing))
+            self._supply(core, missing)
         return self.fetching(core, lambda: verb(core, request))
 
     def answer(

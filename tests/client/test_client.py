@@ -27,8 +27,8 @@ def test_every_blocking_verb_has_its_twin_with_the_same_signature() -> None:
         plain, twin = getattr(client, name), getattr(client, "a" + name)
         assert inspect.signature(plain) == inspect.signature(twin)
         assert inspect.iscoroutinefunction(twin)
-    for name in ("send", "result"):
-        kind = runstate.Queue if name == "send" else runstate.Job
+    for name in ("send", "send_many", "result"):
+        kind = runstate.Job if name == "result" else runstate.Queue
         assert (
             inspect.signature(getattr(kind, name)).parameters == inspect.signature(getattr(kind, "a" + name)).parameters
         )

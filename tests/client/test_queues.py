@@ -103,6 +103,36 @@ for key in (lambda input: 7, lambda input: "", lambda input: "x" * 256):
     assert daemon.status().queues[0].counts == {"ready": 3}
 
 
+def test_many_jobs_are_sent_in_few_requests_and_are_the_jobs_of_their_inputs(daemon: Daemon) -> None:
+    said = daemon.program(
+        """
+q = runstate.queue("q", attempts=1)
+first = q.send({"n": 7})
+jobs = q.send_many({"n": n} for n in range(600))
+say(len(jobs), len({job.id for job in jobs}), jobs[7].id == first.id, q.send({"n": 599}).id == jobs[599].id)
+again = asyncio.run(q.asend_many([{"n": 3}, {"n": 600}, {"n": 3}]))
+say([job.id == jobs[3].id for job in again], q.send_many([]))
+large = q.send_many(str(n) + "x" * 65_000 for n in range(150))  # 10 MB: more than one frame
+say(len({job.id for job in large}))
+"""
+    ).ends_well()
+    assert said == ["600 600 True True", "[True, False, True] []", "150"]
+    assert daemon.status().queues[0].counts == {"ready": 600 + 1 + 150}
+
+
+def test_of_many_jobs_none_is_sent_where_one_input_is_wrong(daemon: Daemon) -> None:
+    said = daemon.program(
+        """
+q = runstate.queue("q", attempts=1)
+say(name(q.send_many, [1, 2, {3}]), name(q.send_many, [1] * 300 + ["x" * 65_535]))
+runstate.queue("q", attempts=2).send(1)
+say(name(q.send_many, [1, 2]))
+"""
+    ).ends_well()
+    assert said == ["ConfigError CONFIG_ERROR ResultTooLargeError RESULT_TOO_LARGE", "ConflictError CONFLICT"]
+    assert daemon.status().queues[0].counts == {"ready": 1}
+
+
 def test_a_result_that_takes_too_long_is_a_timeout_and_the_job_goes_on(daemon: Daemon) -> None:
     said = daemon.program(
         """

@@ -23,7 +23,7 @@ def run(a: Client) -> str:
 
 
 def submit(run: str, keys: str = "123", attempts: int | None = 1) -> wire.GroupsSubmit:
-    members = tuple(wire.GroupMember(key=key, input=f'"{key}"') for key in keys)
+    members = tuple(wire.NewJob(key=key, input=f'"{key}"') for key in keys)
     return wire.GroupsSubmit(run=run, queue="q", members=members, attempts=attempts)
 
 
@@ -68,8 +68,8 @@ def test_submit_is_refused_whole(h: Harness, a: Client, run: str) -> None:
     a.refused("NOT_FOUND", submit(run, attempts=None))
     a.ask(wire.QueuesDeclare(queue="q", attempts=5))
     a.refused("CONFLICT", submit(run, attempts=3))
-    big = wire.GroupMember(key="2", input="x" * 65_537)
-    members = (wire.GroupMember(key="1", input="1"), big)
+    big = wire.NewJob(key="2", input="x" * 65_537)
+    members = (wire.NewJob(key="1", input="1"), big)
     a.refused("VALIDATION_FAILED", wire.GroupsSubmit(run=run, queue="q", members=members))
     a.ask(wire.RunsEnd(run=run, state="stopped"))
     a.refused("SCOPE_CANCELLED", submit(run, attempts=5))

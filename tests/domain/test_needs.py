@@ -113,7 +113,7 @@ def test_what_does_not_exist_is_not_found(a: Client, run: str, kind: str) -> Non
 def test_more_than_there_is_in_all_is_refused_at_once(
     a: Client, run: str, wanted: wire.Needs, name: str, sizes: tuple[str, str]
 ) -> None:
-    members = (wire.GroupMember(key="1", input="1"),)
+    members = (wire.NewJob(key="1", input="1"),)
     for request in (
         wire.QueuesDeclare(queue="q", needs=wanted),
         wire.QueuesSend(run=run, queue="q", key="1", input="1", needs=wanted),
@@ -174,7 +174,7 @@ def test_a_job_that_says_itself_what_it_needs_is_not_asked_of_its_queue(a: Clien
 
 
 def test_a_group_may_say_what_its_jobs_need(a: Client, w: Client, run: str) -> None:
-    members = tuple(wire.GroupMember(key=key, input="1") for key in "123")
+    members = tuple(wire.NewJob(key=key, input="1") for key in "123")
     a.ask(wire.GroupsSubmit(run=run, queue="q", members=members, needs=of(gpu=1)))
     assert len(w.ask(admit(run, places=3)).jobs) == 2
     assert used(a)[0] == 2

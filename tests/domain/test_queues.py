@@ -162,6 +162,54 @@ def test_a_result_may_have_65536_bytes_of_utf8_and_no_more(a: Client, w: Client,
     assert w.ask(complete(grant, "ä" * 32_768)).state == "succeeded"
 
 
+# ------------------------------------------------------------------ send many
+
+
+def send_many(run: str, *keys: str, attempts: int | None = 3, needs: wire.Needs | None = None) -> wire.QueuesSendMany:
+    members = tuple(wire.NewJob(key=key, input=f'"{key}"') for key in keys)
+    return wire.QueuesSendMany(run=run, queue="q", members=members, attempts=attempts, needs=needs)
+
+
+def test_send_many_submits_each_job_and_they_start_in_their_order(h: Harness, a: Client, w: Client, run: str) -> None:
+    keys = [str(number) for number in range(30)]
+    waits = w.waits(admit(run, places=50))
+    sent = a.ask(send_many(run, *keys)).jobs
+    assert [(grant.job, grant.key, grant.input) for grant in waits.reply.jobs] == [
+        (job, key, f'"{key}"') for job, key in zip(sent, keys, strict=True)
+    ]
+    assert h.events(run) == ["scope.created", *["task.submitted"] * 30]
+
+
+def test_send_many_gives_the_jobs_there_are_and_a_key_said_twice_is_one_job(
+    h: Harness, a: Client, w: Client, run: str
+) -> None:
+    done, running = a.ask(send_many(run, "1", "2")).jobs
+    w.ask(complete(take(w, run)))
+    take(w, run)
+    asked = a.submit(send_many(run, "3", "2", "4", "1", "3"))
+    three, *known, last = asked.reply.jobs
+    assert (known[0], known[2], last) == (running, done, three)
+    assert len({done, running, three, known[1]}) == 4
+    assert asked.repeat().reply == asked.reply
+    assert h.counted() == {(run, "q", "succeeded"): 1, (run, "q", "running"): 1, (run, "q", "ready"): 2}
+
+
+def test_send_many_is_refused_as_a_whole(h: Harness, a: Client, run: str) -> None:
+    big = wire.NewJob(key="big", input="x" * 65_537)
+    a.refused("VALIDATION_FAILED", wire.QueuesSendMany(run=run, queue="q", members=(big,), attempts=3))
+    fine = tuple(wire.NewJob(key=str(number), input="1") for number in range(56))
+    a.refused("VALIDATION_FAILED", wire.QueuesSendMany(run=run, queue="q", members=(*fine, big), attempts=3))
+    unknown = wire.Needs(slots=(wire.UnitsNeeded(name="gpu"),))
+    a.refused("NOT_FOUND", send_many(run, "1", needs=unknown))
+    a.refused("NOT_FOUND", send_many(run, "1", attempts=None))
+    a.refused("NOT_FOUND", wire.QueuesDeclare(queue="q"))
+    a.ask(send(run, "1"))
+    a.refused("CONFLICT", send_many(run, "1", "2", attempts=4))
+    a.ask(wire.RunsEnd(run=run, state="stopped"))
+    a.refused("SCOPE_CANCELLED", send_many(run, "2"))
+    assert h.value("SELECT count(*) FROM jobs") == 1
+
+
 # ------------------------------------------------------------------ admit
 
 

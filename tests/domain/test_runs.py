@@ -362,9 +362,7 @@ def test_a_group_ends_with_its_session_also_while_something_is_held_in_it(h: Har
     a, b = h.session("a"), h.session("b")
     root = b.ask(wire.RunsJoin(name="root")).run
     child = a.ask(wire.RunsChild(parent=root)).run
-    group = a.ask(
-        wire.GroupsSubmit(run=root, queue="q", attempts=1, members=(wire.GroupMember(key="1", input="1"),))
-    ).run
+    group = a.ask(wire.GroupsSubmit(run=root, queue="q", attempts=1, members=(wire.NewJob(key="1", input="1"),))).run
     assert h.rows("SELECT run, is_group FROM runs ORDER BY created_ms, run") == [(root, 0), (child, 0), (group, 1)]
     for run in (child, group):
         b.ask(wire.OnceAcquire(run=run, key="k"))

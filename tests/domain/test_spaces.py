@@ -65,7 +65,7 @@ def one_of_everything(h: Harness, client: Client, word: str) -> Ids:
     client.ask(wire.TimersSleep(run=run, name=named["timer"], after_ms=0))
     client.ask(wire.BarriersDeclare(run=run, name=named["barrier"], count=2))
     money = client.ask(wire.BudgetsReserve(run=run, budget=named["budget"], amount_minor=40, limit_minor=100))
-    group = client.ask(wire.GroupsSubmit(run=run, queue=queue, members=(wire.GroupMember(key="2", input="1"),))).run
+    group = client.ask(wire.GroupsSubmit(run=run, queue=queue, members=(wire.NewJob(key="2", input="1"),))).run
     (member,) = client.ask(admit).jobs
     client.ask(wire.QueuesComplete(job=member.job, token=member.token, result="1"))
     waits = client.waits(wire.SlotsAcquire(run=run, pool=pool))
@@ -221,7 +221,7 @@ TABLE: tuple[Make, ...] = (
     lambda t: wire.BudgetsRelease(reservation=t.reservation),
     lambda t: wire.GroupsSubmit(run=t.run, queue=t.queue),
     lambda t: wire.GroupsSubmit(
-        run=t.run, queue=t.queue, members=(wire.GroupMember(key="3", input="1"),), needs=needs_of(t)
+        run=t.run, queue=t.queue, members=(wire.NewJob(key="3", input="1"),), needs=needs_of(t)
     ),
     lambda t: wire.GroupsEnded(run=t.group, after=t.finish),
     lambda t: wire.TimersSleep(run=t.run, name=t.timer, after_ms=60_000),

@@ -199,7 +199,7 @@ def test_a_worker_that_comes_to_stand_there_for_an_older_job_closes_a_circle(p: 
 
 
 def test_whoever_holds_what_all_jobs_of_its_group_need_is_refused(p: Client, run: str) -> None:
-    members = tuple(wire.GroupMember(key=str(number), input="1") for number in range(2))
+    members = tuple(wire.NewJob(key=str(number), input="1") for number in range(2))
     x = hold(p, run, "one")
     for needs, is_circle in ((of(one=1), True), (of(two=1), False)):
         group = p.ask(wire.GroupsSubmit(run=run, queue="q", members=members, needs=needs)).run

@@ -194,7 +194,7 @@ def shared_things(h: Faulty, a: Client, run: str) -> list[Any]:
         budgets=(wire.MoneyNeeded(name="llm", reserve_minor=40),),
     )
     ask(a, wire.QueuesDeclare(queue="shared", attempts=2, needs=needs))
-    group = ask(a, wire.GroupsSubmit(run=run, queue="shared", members=(wire.GroupMember(key="1", input="1"),)))
+    group = ask(a, wire.GroupsSubmit(run=run, queue="shared", members=(wire.NewJob(key="1", input="1"),)))
     ended = start(a, wire.GroupsEnded(run=group.run))
     heard = start(a, wire.EventsWait(run=run, after=ask(a, wire.EventsRead(run=run, limit=500)).cursor))
     wanted = wire.AdmitFrom(run=run, queue="shared", lease_ms=wire.LEASE_MS_MAX)

@@ -73,7 +73,7 @@ def _fill_2(b: Client) -> None:
     b.submit(wire.TimersSleep(run=run, name="pending", after_ms=3_600_000))
     b.submit(wire.BarriersArrive(run=run, name="open", count=2, worker="w"))
     needs = wire.Needs(slots=(wire.UnitsNeeded(name="gpu"),), budgets=(wire.MoneyNeeded(name="llm", reserve_minor=5),))
-    members = (wire.GroupMember(key="one", input="1"), wire.GroupMember(key="two", input="2"))
+    members = (wire.NewJob(key="one", input="1"), wire.NewJob(key="two", input="2"))
     b.ask(wire.GroupsSubmit(run=run, queue="g", members=members, attempts=3, needs=needs))
     b.ask(wire.QueuesAdmit(queues=(wire.AdmitFrom(run=run, queue="g", places=2),)))
 

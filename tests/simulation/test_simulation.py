@@ -129,7 +129,7 @@ class World:
             worker, number = program.client.name, rng.randint(0, 3)
             return wire.BarriersArrive(run=run, name=str(number), count=2 + number % 2, worker=worker, wait_ms=7_000)
         if kind == 13 and not within:
-            members = tuple(wire.GroupMember(key=str(rng.randrange(3)), input="1") for _ in range(3))
+            members = tuple(wire.NewJob(key=str(rng.randrange(3)), input="1") for _ in range(3))
             return wire.GroupsSubmit(run=run, queue=rng.choice(QUEUES), members=members)
         queues = tuple(
             wire.AdmitFrom(run=run, queue=queue, lease_ms=LEASE_MS, places=1)

@@ -125,7 +125,7 @@ class World:
         if kind <= 14 and unfinished:
             return wire.QueuesResult(job=rng.choice(unfinished), **wait)
         if kind == 15:
-            members = tuple(wire.GroupMember(key=str(next(self.numbers)), input="1") for _ in range(rng.randint(1, 3)))
+            members = tuple(wire.NewJob(key=str(next(self.numbers)), input="1") for _ in range(rng.randint(1, 3)))
             return wire.GroupsSubmit(run=run, queue="own", members=members, needs=self.needs())
         if kind == 16:
             return wire.QueuesDeclare(queue="declared", needs=self.needs())

@@ -134,7 +134,7 @@ def use_what_is_new(a: Client, run: str) -> None:
     needs = wire.Needs(slots=(wire.UnitsNeeded(name="gpu"),), budgets=(wire.MoneyNeeded(name="llm", reserve_minor=5),))
     a.ask(wire.BudgetsDeclare(budget="llm", limit_minor=10))
     a.ask(wire.QueuesDeclare(queue="q", needs=needs))
-    members = (wire.GroupMember(key="new", input="1"),)
+    members = (wire.NewJob(key="new", input="1"),)
     group = a.ask(wire.GroupsSubmit(run=run, queue="q", members=members))
     admit = wire.QueuesAdmit(queues=(wire.AdmitFrom(run=run, queue="q"),))
     (grant,) = a.ask(admit).jobs
@@ -240,9 +240,7 @@ def executed() -> set[str]:
     b.ask(wire.RunsJoin(name="rare", deadline_ms=wire.LATEST_MS))
     b.ask(wire.RunsChild(parent=run, keep=True))
     held = b.ask(wire.SlotsAcquire(run=run, pool="circle", max=1)).token
-    group = b.ask(
-        wire.GroupsSubmit(run=run, queue="circle", attempts=1, members=(wire.GroupMember(key="1", input="1"),))
-    )
+    group = b.ask(wire.GroupsSubmit(run=run, queue="circle", attempts=1, members=(wire.NewJob(key="1", input="1"),)))
     b.ask(wire.QueuesDeclare(queue="circle", needs=wire.Needs(slots=(wire.UnitsNeeded(name="circle"),))))
     b.refused("DEADLOCK", wire.GroupsEnded(run=group.run, within=(held,)))
     b.ask(wire.StatusGet())
