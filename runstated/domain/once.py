@@ -57,6 +57,8 @@ def acquire(core: Core, request: wire.OnceAcquire) -> wire.OnceGranted | wire.On
     run = runs.active(core, request.run)
     key = _find(core, run, request.key)
     outcome = _outcome(key)
+    if isinstance(outcome, wire.OnceDone):
+        core.settle(run.run, request.key, run.deadline_ms, outcome)
     if outcome is not None:
         return outcome
     if (key is not None and key.lease is not None) or core.ahead(line(run.run, request.key)):

@@ -4,8 +4,8 @@ import asyncio
 import itertools
 import socket
 import sqlite3
-import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,13 @@ import pytest
 from runstate import wire
 from runstated.domain import nouns as dispatch
 from runstated.domain import sessions
-from runstated.domain.answers import Access, Tx
+from runstated.domain.access import Access
+from runstated.domain.core import Core
 from runstated.domain.waits import Settled
-from runstated.engine import engine
-from runstated.engine import entries as batch
+from runstated.engine import engine, turns
 from runstated.engine.cache import Cache
-from runstated.engine.entries import Ask, Away, Ended, Executor, Opened
+from runstated.engine.entries import Ask, Away, Ended, Opened
+from runstated.engine.turns import Turns
 from tests.clock import ManualClock
 from tests.daemons import PATIENCE_S
 from tests.engines import Life, life, play
@@ -29,27 +30,19 @@ LEASE_MS = 30_000
 
 
 class Stopped:
-    """Keeps the database's thread busy, so that what is submitted meanwhile comes into one batch."""
+    """As while a commit is under way on another thread: what is submitted meanwhile comes into one turn."""
 
     def __init__(self, it: Life) -> None:
-        self._it = it
-        self._go = threading.Event()
+        self._engine = it.engine
 
     async def __aenter__(self) -> Stopped:
-        started = asyncio.Event()
-        loop = asyncio.get_running_loop()
-
-        def stand(connection: sqlite3.Connection) -> None:
-            loop.call_soon_threadsafe(started.set)
-            assert self._go.wait(30)
-
-        self._task = asyncio.create_task(self._it.engine.store.write(stand))
-        await started.wait()
+        await self._engine.settle()
+        self._engine._is_busy = True
         return self
 
     async def __aexit__(self, *failure: object) -> None:
-        self._go.set()
-        await self._task
+        self._engine._is_busy = False
+        self._engine._schedule()
 
 
 def acquire(run: str, key: str = "k", **more: Any) -> wire.OnceAcquire:
@@ -57,16 +50,20 @@ def acquire(run: str, key: str = "k", **more: Any) -> wire.OnceAcquire:
 
 
 def spy(monkeypatch: pytest.MonkeyPatch) -> list[list[Any]]:
-    """The batches as they reach the executor."""
-    batches: list[list[Any]] = []
-    run = Executor.run
+    """What each turn is given to run."""
+    given: list[list[Any]] = []
+    run = Turns.run
 
-    def spied(self: Executor, connection: sqlite3.Connection, entries: list[Any]) -> int:
-        batches.append(list(entries))
-        return run(self, connection, entries)
+    def spied(self: Turns, entries: Sequence[Any]) -> int:
+        given.append(list(entries))
+        return run(self, entries)
 
-    monkeypatch.setattr(Executor, "run", spied)
-    return batches
+    monkeypatch.setattr(Turns, "run", spied)
+    return given
+
+
+def core_of(it: Life) -> Core:
+    return it.engine.spaces.of("default")
 
 
 # ------------------------------------------------------------------ the cache
@@ -147,7 +144,7 @@ def test_what_waits_goes_into_one_batch_and_what_gives_back_comes_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batches = spy(monkeypatch)
-    monkeypatch.setattr(batch, "BATCH_VERBS_MS", 60_000)
+    monkeypatch.setattr(turns, "TURN_MS", 60_000)
 
     async def story() -> None:
         async with life(tmp_path / "db") as it:
@@ -157,8 +154,6 @@ def test_what_waits_goes_into_one_batch_and_what_gives_back_comes_first(
             token = (await it.ask("a", acquire(run))).token
             await it.engine.settle()
             async with Stopped(it):
-                first = it.submit("a", wire.RunsJoin(name="x"))
-                await asyncio.sleep(0)  # this one is on its way
                 batches.clear()
                 waits = it.submit("b", acquire(run))
                 it.engine._want_tick()
@@ -167,7 +162,6 @@ def test_what_waits_goes_into_one_batch_and_what_gives_back_comes_first(
                 it.engine.acknowledge("b", (1,))
             assert await it.answer(waits) == wire.OnceDone(result="1")
             assert it.out.order.index(done) < it.out.order.index(waits)
-            assert first in it.out.replies
             (last,) = [entries for entries in batches if len(entries) > 1]
             kinds = [type(entry.request if isinstance(entry, Ask) else entry).__name__ for entry in last]
             assert kinds == ["OnceComplete", "Tick", "OnceAcquire", "Cancelled", "Acked"]
@@ -180,7 +174,7 @@ def test_a_batch_takes_no_more_than_its_bound_and_what_is_left_keeps_its_order(
 ) -> None:
     batches = spy(monkeypatch)
     monkeypatch.setattr(engine, "BATCH_REQUESTS_MAX", 4)
-    monkeypatch.setattr(batch, "BATCH_VERBS_MS", 60_000)
+    monkeypatch.setattr(turns, "TURN_MS", 60_000)
 
     async def story() -> None:
         async with life(tmp_path / "db") as it:
@@ -195,7 +189,7 @@ def test_a_batch_takes_no_more_than_its_bound_and_what_is_left_keeps_its_order(
                 ]
             await it.out.until(*keys)
             assert [len(entries) for entries in batches] == [4, 4, 3]
-            rows = await it.engine.store.read(lambda c: c.execute("SELECT key FROM jobs ORDER BY age").fetchall())
+            rows = await it.engine.store.run_read(lambda c: c.execute("SELECT key FROM jobs ORDER BY age").fetchall())
             assert [key for (key,) in rows] == [str(n) for n in range(11)]
 
     play(story())
@@ -204,7 +198,7 @@ def test_a_batch_takes_no_more_than_its_bound_and_what_is_left_keeps_its_order(
 def test_a_batch_whose_time_is_over_gives_the_rest_back_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch, "BATCH_VERBS_MS", 0)
+    monkeypatch.setattr(turns, "TURN_MS", 0)
 
     async def story() -> None:
         async with life(tmp_path / "db") as it:
@@ -223,45 +217,13 @@ def test_a_batch_whose_time_is_over_gives_the_rest_back_in_order(
     play(story())
 
 
-def test_a_long_batch_is_taken_out_of_the_lease_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story() -> None:
-        async with life(tmp_path / "db") as it:
-            await it.session("a")
-            before = it.clock.lease_ms()
-            async with Stopped(it):
-                key = it.submit("a", wire.RunsJoin(name="job"))
-                await asyncio.sleep(0)
-                it.clock.pass_ms(5_000)
-            await it.answer(key)
-            await it.engine.settle()
-            told = it.clock.lease_ms()
-            assert told <= before + 5_000
-            it.clock.pass_ms(5_000)
-            assert it.clock.lease_ms() == before + 5_000, "it stood until what it had told was true"
-
-    play(story())
-
-
 # ------------------------------------------------------------------ reads
-
-
-def test_reads_do_not_wait_for_the_writer(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with life(tmp_path / "db") as it:
-            await it.session("a")
-            run = await it.run_id()
-            async with Stopped(it):
-                assert (await it.ask("a", wire.RunsGet(run=run))).state == "active"
-                assert (await it.ask("a", wire.RunsGet(run="r99"))).code == "NOT_FOUND"
-                assert len((await it.ask("a", wire.StatusGet())).runs) == 1
-
-    play(story())
 
 
 def test_a_read_that_fails_is_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fails(tx: Tx, request: wire.RunsGet) -> Any:
+    def fails(core: Core, request: wire.RunsGet) -> Any:
         raise {"disk": sqlite3.OperationalError("disk I/O error"), "ours": AssertionError("ours")}[request.run]
 
     monkeypatch.setattr(dispatch, "VERBS", {**dispatch.VERBS, wire.RunsGet: fails})
@@ -277,37 +239,6 @@ def test_a_read_that_fails_is_answered(
     assert "AssertionError" in caplog.text
 
 
-def test_the_overview_is_made_while_no_batch_changes_the_memory(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with life(tmp_path / "db") as it:
-            await it.session("a")
-            looked: list[bool] = []
-
-            def overview(view: wire.StatusView, space: str, limit: int) -> wire.StatusView:
-                looked.append(it.engine._in_flight)
-                return msgspec.structs.replace(view, more=("seen",))
-
-            it.engine.overview = overview
-            assert (await it.ask("a", wire.StatusGet())).more == ("seen",)
-            async with Stopped(it):
-                it.submit("a", wire.RunsJoin(name="job"))
-                await asyncio.sleep(0)
-                assert it.engine._in_flight
-                key = it.submit("a", wire.StatusGet())
-                await it.engine.store.read(lambda connection: None)
-            assert (await it.answer(key)).more == ("seen",)
-            it.engine.overview = lambda view, space, limit: 1 // 0  # type: ignore[return-value]
-            async with Stopped(it):
-                it.submit("a", wire.RunsJoin(name="other"))
-                await asyncio.sleep(0)
-                key = it.submit("a", wire.StatusGet())
-                await it.engine.store.read(lambda connection: None)
-            assert (await it.answer(key)).code == "INTERNAL"
-            assert looked == [False, False]
-
-    play(story())
-
-
 # ------------------------------------------------------------------ many waiters
 
 
@@ -321,13 +252,13 @@ def test_ten_thousand_waiters_of_one_result_are_answered_in_slices(tmp_path: Pat
             token = (await it.ask("a", acquire(run))).token
             waits = [it.submit("a", acquire(run)) for _ in range(many)]
             await it.engine.settle()
-            assert len(it.engine.memory.calls) == many
-            turns: list[int] = []
+            assert len(core_of(it).lines.calls) == many
+            looks: list[int] = []
             done = False
 
             async def count_turns() -> None:
                 while not done:
-                    turns.append(len(it.out.order))
+                    looks.append(len(it.out.order))
                     await asyncio.sleep(0)
 
             counting = asyncio.create_task(count_turns())
@@ -335,9 +266,9 @@ def test_ten_thousand_waiters_of_one_result_are_answered_in_slices(tmp_path: Pat
             await it.out.until(*waits)
             done = True
             await counting
-            steps = [after - before for before, after in itertools.pairwise(turns)]
+            steps = [after - before for before, after in itertools.pairwise(looks)]
             assert max(steps) <= engine.SLICE + 1
-            assert not it.engine.memory.calls
+            assert not core_of(it).lines.calls
             assert all(it.out.replies[key] == [wire.OnceDone(result="1")] for key in waits)
 
     play(story())
@@ -373,12 +304,12 @@ def test_after_a_restart_lines_are_formed_by_the_old_arrival_numbers(tmp_path: P
             it.engine.cancel(*gone)
             first = repeat("b")
             await it.ask("a", wire.RunsJoin(name="who does not wait passes"))
-            assert not it.engine.memory.calls
+            assert not core_of(it).lines.calls
             await it.ask("a", wire.Release(token=token))
             it.engine.open_lines()
             assert isinstance(await it.answer(first), wire.OnceGranted)
             await it.engine.settle()
-            order = [call.key for call in it.engine.memory.line(("once", run, "k"))]
+            order = [call.key for call in core_of(it).lines.line(("once", run, "k"))]
             assert order == [second, new]
             it.engine.open_lines()
 
@@ -430,7 +361,7 @@ def test_what_was_held_back_of_a_session_that_died_gets_nothing(tmp_path: Path) 
             it.die("a")
             it.engine.open_lines()
             assert (await it.answer(key)).code == "UNAVAILABLE"
-            assert not it.engine.memory.holds
+            assert not core_of(it).holds.of_token
 
     play(story())
 
@@ -445,8 +376,8 @@ def test_what_a_session_asked_before_it_died_gets_nothing_though_its_death_came_
                 it.die("a")
             await it.answer(key)
             await it.engine.settle()
-            assert not it.engine.memory.holds
-            assert not it.engine.memory.sessions
+            assert not core_of(it).holds.of_token
+            assert not core_of(it).lines.sessions
 
     play(story())
 
@@ -459,11 +390,11 @@ def test_sessions_of_the_last_life_are_known_and_away(tmp_path: Path) -> None:
             await it.ask("a", acquire(run))
         async with life(tmp_path / "db") as it:
             assert [known.session for known in it.engine.known] == ["a"]
-            assert it.engine.memory.sessions == {"a": True}
-            assert len(it.engine.memory.holds) == 1
+            assert core_of(it).lines.sessions == {"a": True}
+            assert len(core_of(it).holds.of_token) == 1
             it.engine.submit(Ended("a", "died"))
             await it.engine.settle()
-            assert not it.engine.memory.holds
+            assert not core_of(it).holds.of_token
 
     play(story())
 
@@ -485,62 +416,9 @@ def test_a_beat_renews_and_tells_of_what_is_not_held(tmp_path: Path) -> None:
             assert [push.token for push in it.told("a", wire.LeaseLost)] == [99]
             assert [push.token for push in it.told("b", wire.LeaseLost)] == [token]
             await it.pass_ms(LEASE_MS - 1)
-            assert token in it.engine.memory.holds
+            assert token in core_of(it).holds.of_token
             await it.pass_ms(1)
             assert [push.token for push in it.told("a", wire.LeaseLost)] == [99, token]
-
-    play(story())
-
-
-def test_a_beat_beside_a_batch_that_is_taken_back_renews_what_that_batch_had_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(engine, "RETRY_S_MIN", 0.001)
-    release_for_real = dispatch.VERBS[wire.Release]
-    reached, go = threading.Event(), threading.Event()
-
-    def release(tx: Tx, request: wire.Release) -> Any:
-        release_for_real(tx, request)
-        reached.set()
-        assert go.wait(30)
-        raise sqlite3.OperationalError("disk I/O error")
-
-    monkeypatch.setattr(dispatch, "VERBS", {**dispatch.VERBS, wire.Release: release})
-
-    async def story() -> None:
-        async with life(tmp_path / "db") as it:
-            await it.session("a")
-            run = await it.run_id()
-            token = (await it.ask("a", acquire(run))).token
-            await it.engine.settle()
-            await it.pass_ms(LEASE_MS - 1)
-            key = it.submit("a", wire.Release(token=token))
-            await asyncio.to_thread(reached.wait, 30)
-            it.engine.beat("a", [token])
-            assert not it.told("a", wire.LeaseLost), "nobody knows yet"
-            go.set()
-            assert (await it.answer(key)).code == "UNAVAILABLE"
-            await it.engine.settle()
-            await it.pass_ms(LEASE_MS - 1)
-            assert token in it.engine.memory.holds
-            assert not it.told("a", wire.LeaseLost)
-
-    play(story())
-
-
-def test_beats_for_made_up_tokens_do_not_pile_up_beside_a_long_batch(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with life(tmp_path / "db") as it:
-            await it.session("a")
-            run = await it.run_id()
-            await it.engine.settle()
-            async with Stopped(it):
-                it.submit("a", acquire(run))
-                await asyncio.sleep(0)
-                for first in range(10**6, 10**6 + 3 * wire.HELD_MAX, wire.LISTED_MAX):
-                    it.engine.beat("a", range(first, first + wire.LISTED_MAX))
-            await it.engine.settle()
-            assert len(it.told("a", wire.LeaseLost)) == wire.HELD_MAX
 
     play(story())
 
@@ -583,7 +461,7 @@ def test_a_wait_ends_in_time_and_a_cancelled_one_is_not_answered(tmp_path: Path)
             await it.ask("a", wire.Release(token=token))
             await it.engine.settle()
             assert cancelled not in it.out.replies
-            assert not it.engine.memory.holds
+            assert not core_of(it).holds.of_token
 
     play(story())
 
@@ -597,7 +475,7 @@ def test_a_cancel_that_overtakes_nothing_gives_back_what_was_granted(tmp_path: P
                 key = it.submit("a", acquire(run))
                 it.engine.cancel(*key)
             await it.engine.settle()
-            assert not it.engine.memory.holds
+            assert not core_of(it).holds.of_token
             assert isinstance(await it.ask("a", acquire(run)), wire.OnceGranted)
 
     play(story())
@@ -704,7 +582,7 @@ def test_what_has_arrived_is_read_before_leases_lapse(tmp_path: Path) -> None:
             for _ in range(4):
                 await asyncio.sleep(0)
             await it.engine.settle()
-            assert list(it.engine.memory.holds) == tokens[:1]
+            assert list(core_of(it).holds.of_token) == tokens[:1]
             loop.remove_reader(ours)
             ours.close()
             theirs.close()
@@ -727,7 +605,7 @@ def test_a_request_that_is_read_before_the_alarm_rings_ends_no_lease_after_a_sle
             await it.ask("b", wire.RunsJoin(name="other"))
             it.engine._want_tick()
             await it.pass_ms(3_999)
-            assert list(it.engine.memory.holds) == [token]
+            assert list(core_of(it).holds.of_token) == [token]
             assert waits not in it.out.replies
             await it.pass_ms(1)
             assert await it.answer(waits) == wire.OnceHeld()
@@ -738,16 +616,16 @@ def test_a_request_that_is_read_before_the_alarm_rings_ends_no_lease_after_a_sle
 def test_a_tick_that_is_due_again_and_again_holds_up_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tidying after a large run goes on for a while, and each step may take longer than a batch is to take."""
 
-    def slow(tx: Tx) -> int:
+    def slow(core: Core) -> int:
         time.sleep(0.02)
-        return tx.now_ms
+        return core.now_ms
 
     async def story() -> None:
         async with life(tmp_path / "db") as it:
             await it.session("a")
             with monkeypatch.context() as patch:
                 patch.setattr(dispatch, "TICKS", (slow,))
-                it.engine.memory.due(0)
+                core_of(it).due(0)
                 it.engine._want_tick()
                 for number in range(10):
                     await asyncio.wait_for(it.ask("a", wire.RunsJoin(name=f"{number}")), PATIENCE_S)
@@ -797,11 +675,11 @@ def test_a_session_that_has_come_lost_its_connection_and_come_back_in_one_batch_
             it.engine.submit(Away("a", True))
             it.engine.submit(Away("a", False))
             await it.engine.settle()
-            assert it.engine.memory.sessions == {"a": False}
+            assert core_of(it).lines.sessions == {"a": False}
             it.engine.submit(Away("a", False))
             it.engine.submit(Away("a", True))
             await it.engine.settle()
-            assert it.engine.memory.sessions == {"a": True}
+            assert core_of(it).lines.sessions == {"a": True}
 
     play(story())
 
@@ -816,39 +694,61 @@ def test_a_session_that_came_and_died_in_one_batch_is_gone_and_was_given_nothing
             it.submit("x", wire.SlotsAcquire(run=run, pool="gpu", max=1))
             it.die("x")
             await it.engine.settle()
-            assert it.engine.memory.sessions == {"a": False}
-            assert not it.engine.memory.holds
+            assert core_of(it).lines.sessions == {"a": False}
+            assert not core_of(it).holds.of_token
 
     play(story())
 
 
-@pytest.mark.parametrize(("statement", "outcome"), [("BEGIN", "nothing was recorded"), ("COMMIT", "is not known")])
-def test_a_refusal_says_whether_anything_was_recorded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, statement: str, outcome: str
+# ------------------------------------------------------------------ commits
+
+
+def test_a_long_commit_is_taken_out_of_the_lease_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        async with life(tmp_path / "db") as it:
+            await it.session("a")
+            before = it.clock.lease_ms()
+            commit = it.engine.store.commit
+
+            def slow(*batch: Any, **how: Any) -> None:
+                it.clock._move(5_000)
+                commit(*batch, **how)
+
+            monkeypatch.setattr(it.engine.store, "commit", slow)
+            await it.ask("a", wire.RunsJoin(name="job"))
+            monkeypatch.undo()
+            assert it.clock.lease_ms() < before + 5_000
+
+    play(story())
+
+
+def test_while_syncs_are_slow_commits_run_aside_and_the_next_turn_gathers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = Executor.run
-
-    class Failing:
-        def __init__(self, connection: sqlite3.Connection) -> None:
-            self._connection = connection
-
-        def execute(self, sql: str, *parameters: Any) -> Any:
-            if sql.startswith(statement):
-                raise sqlite3.OperationalError("disk I/O error")
-            return self._connection.execute(sql, *parameters)
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._connection, name)
+    given = spy(monkeypatch)
 
     async def story() -> None:
         async with life(tmp_path / "db") as it:
             await it.session("a")
-            monkeypatch.setattr(
-                Executor, "run", lambda self, connection, entries: run(self, Failing(connection), entries)
-            )  # type: ignore[arg-type]
-            refused = await it.ask("a", wire.RunsJoin(name="job"))
-            monkeypatch.undo()
-            assert outcome in refused.message
-            it.engine._retry()
+            run = await it.run_id()
+            monkeypatch.setattr(it.engine.store, "is_slow", lambda: True)
+            first = it.submit("a", acquire(run, "1"))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert it.engine._is_busy
+            given.clear()
+            rest = [it.submit("a", acquire(run, key)) for key in "23"]
+            await it.out.until(first, *rest)
+            assert len(given[0]) == 2
+
+    play(story())
+
+
+def test_a_status_is_completed_by_whoever_knows_the_rest(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with life(tmp_path / "db") as it:
+            await it.session("a")
+            it.engine.overview(lambda view, space, limit: msgspec.structs.replace(view, more=(space, str(limit))))
+            assert (await it.ask("a", wire.StatusGet(limit=7))).more == ("default", "7")
 
     play(story())
