@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from runstate import wire
-from runstated.engine import engine
-from runstated.engine import entries as batch
+from runstated.engine import engine, trouble, turns
 from runstated.engine.arrivals import SENT
-from runstated.engine.entries import Away, Ended, Executor, Lost
+from runstated.engine.entries import Away, Ended
 from runstated.settings import WAITING_PER_SESSION_MAX
+from runstated.store.batch import Batch
+from runstated.store.database import CommitFailed, Database
 from tests.engines import Life, life, play
 
 NEVER_GIVEN = 10**15  # a token
@@ -32,7 +33,7 @@ def test_a_flood_of_one_session_holds_up_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loud: wire.Request[Any], quiet: wire.Request[Any]
 ) -> None:
     """Whatever kind of request both send, and though each takes as long as a whole batch should."""
-    monkeypatch.setattr(batch, "BATCH_VERBS_MS", 0)
+    monkeypatch.setattr(turns, "TURN_MS", 0)
     monkeypatch.setattr(engine, "BATCH_REQUESTS_MAX", 4)
 
     async def story() -> None:
@@ -50,7 +51,7 @@ def test_a_flood_of_one_session_holds_up_nobody(
 
 
 def test_a_flood_of_gives_does_not_hold_up_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch, "BATCH_VERBS_MS", 0)
+    monkeypatch.setattr(turns, "TURN_MS", 0)
 
     async def story() -> None:
         async with life(tmp_path / "db") as it:
@@ -78,7 +79,7 @@ def test_an_outcome_that_waits_for_its_turn_keeps_its_hold(tmp_path: Path, monke
             it.clock.pass_ms(4_900)
             asked = [it.submit("a", wire.Release(token=NEVER_GIVEN)) for _ in range(4)]
             asked.append(it.submit("a", wire.OnceComplete(run=run, key="k", token=granted.token, result="1")))
-            monkeypatch.setattr(batch, "BATCH_VERBS_MS", 0)
+            monkeypatch.setattr(turns, "TURN_MS", 0)
             it.clock.pass_ms(200)
             it.engine._want_tick()
             assert await it.answer(asked[-1]) == wire.OnceDone(result="1")
@@ -92,13 +93,13 @@ def test_what_waits_of_each_session_is_counted_after_every_step(
 ) -> None:
     """A session whose count stays too high would be read no further, for ever."""
     rng = random.Random(seed)
-    run_batch = Executor.run
+    commit = Database.commit
 
-    def may_fail(self: Executor, connection: sqlite3.Connection, entries: list[Any]) -> int:
+    def may_fail(self: Database, batch: Batch, *, durable: bool = True) -> None:
+        monkeypatch.setattr(turns, "TURN_MS", rng.choice((0, 10)))
         if rng.random() < 0.2:
-            raise Lost(rng.choice((None, 0, len(entries) - 1)), sqlite3.OperationalError("disk I/O error"))
-        monkeypatch.setattr(batch, "BATCH_VERBS_MS", rng.choice((0, 10)))
-        return run_batch(self, connection, entries)
+            raise CommitFailed(sqlite3.OperationalError("disk I/O error"), took_place=False)
+        commit(self, batch, durable=durable)
 
     def adds_up(it: Life) -> None:
         here = Counter(entry.session for entry in it.engine._arrivals.entries() if isinstance(entry, SENT))
@@ -109,9 +110,9 @@ def test_what_waits_of_each_session_is_counted_after_every_step(
             for name in "abc":
                 await it.session(name)
             run = await it.run_id("a")
-            monkeypatch.setattr(Executor, "run", may_fail)
-            monkeypatch.setattr(engine, "RETRY_S_MIN", 0.01)
-            monkeypatch.setattr(engine, "RETRY_S_MAX", 0.01)
+            monkeypatch.setattr(Database, "commit", may_fail)
+            monkeypatch.setattr(trouble, "RETRY_S_MIN", 0.01)
+            monkeypatch.setattr(trouble, "RETRY_S_MAX", 0.01)
             sent = []
             for _ in range(300):
                 step(it, rng, run, sent)
@@ -119,7 +120,7 @@ def test_what_waits_of_each_session_is_counted_after_every_step(
                 for _ in range(rng.choice((0, 0, 1, 5))):
                     await asyncio.sleep(0)
                     adds_up(it)
-            monkeypatch.setattr(Executor, "run", run_batch)
+            monkeypatch.setattr(Database, "commit", commit)
             it.engine.open_lines()
             it.engine._want_tick()
             while it.engine.trouble is not None:  # noqa: ASYNC110 (nobody tells)
