@@ -93,6 +93,53 @@ def test_results_come_in_the_order_in_which_the_jobs_end(a: Client, w: Client, r
     assert all_of_them.cursor == rest.cursor
 
 
+def test_many_results_come_in_parts_none_left_out_and_none_twice(h: Harness, a: Client, w: Client, run: str) -> None:
+    group = a.ask(submit(run, "")).run
+    members = tuple(wire.NewJob(key=str(number), input="1") for number in range(230))
+    a.ask(wire.QueuesSendMany(run=group, queue="q", members=members))
+    ended: list[str] = []
+    while len(ended) < 230:
+        for grant in work(w, run, 50):
+            complete(w, grant)
+            ended.append(grant.job)
+    seen: list[str] = []
+    cursor = 0
+    while len(seen) < 230:
+        part = a.ask(wire.GroupsEnded(run=group, after=cursor))
+        assert 0 < len(part.jobs) <= 100
+        seen += [view.job for view in part.jobs]
+        cursor = part.cursor
+    assert seen == ended
+    a.waits(wire.GroupsEnded(run=group, after=cursor))
+
+
+def test_results_are_handed_out_after_a_restart_of_the_daemon(h: Harness, a: Client, w: Client, run: str) -> None:
+    group = a.ask(submit(run))
+    one, two, three = work(w, run, 3)
+    complete(w, two)
+    first = a.ask(wire.GroupsEnded(run=group.run))
+    complete(w, one)
+    h.start()
+    a.resume()
+    rest = a.ask(wire.GroupsEnded(run=group.run, after=first.cursor))
+    assert [(view.job, view.result) for view in rest.jobs] == [(one.job, '"1!"')]
+    waits = a.waits(wire.GroupsEnded(run=group.run, after=rest.cursor))
+    complete(w, three)
+    assert [view.job for view in waits.reply.jobs] == [three.job]
+
+
+def test_who_was_away_while_a_job_ended_hears_of_it_when_back(h: Harness, a: Client, w: Client, run: str) -> None:
+    group = a.ask(submit(run))
+    waits = a.waits(wire.GroupsEnded(run=group.run))
+    a.lose()
+    one, two, _ = work(w, run, 3)
+    complete(w, one)
+    complete(w, two)
+    assert waits.reply is None
+    a.resume()
+    assert [view.job for view in waits.reply.jobs] == [one.job, two.job]
+
+
 def test_a_job_that_will_be_tried_again_has_not_ended(h: Harness, a: Client, w: Client, run: str) -> None:
     group = a.ask(submit(run, "1", attempts=2))
     waits = a.waits(wire.GroupsEnded(run=group.run))

@@ -324,6 +324,56 @@ def test_a_repeat_of_admit_gives_the_same_jobs(h: Harness, a: Client, w: Client,
     assert h.counted() == {(run, "q", "ready"): 1, (run, "q", "running"): 2}
 
 
+def test_a_repeat_of_admit_after_a_restart_of_the_daemon_is_told_the_same(
+    h: Harness, a: Client, w: Client, run: str
+) -> None:
+    below = a.ask(wire.RunsChild(parent=run, name="c")).run
+    a.ask(send(run, "1", queue="p", attempts=3))
+    a.ask(send(below, "2"))
+    w.ask(fail(take(w, run, "p"), "E: 1"))
+    h.pass_ms(1_000)
+    asked = w.submit(admit(run, "empty", "q", "p", places=2))
+    assert [(grant.key, grant.source, grant.attempt) for grant in asked.reply.jobs] == [("2", 1, 1), ("1", 2, 2)]
+    assert asked.reply.jobs[1].reason == "handler_error: E: 1"
+    h.start()
+    again = asked.repeat()
+    assert again.reply == asked.reply
+    for grant in again.reply.jobs:
+        w.ask(complete(grant))
+    assert h.counted() == {(run, "p", "succeeded"): 1, (below, "q", "succeeded"): 1}
+
+
+def test_a_repeat_of_admit_is_told_only_what_is_still_held(a: Client, w: Client, run: str) -> None:
+    for key in "12":
+        a.ask(send(run, key))
+    asked = w.submit(admit(run, places=2))
+    one, two = asked.reply.jobs
+    w.ask(complete(one))
+    assert asked.repeat().reply == wire.JobsGranted(jobs=(two,))
+
+
+def test_admit_from_two_runs_of_which_one_is_over_starts_nothing(h: Harness, a: Client, w: Client, run: str) -> None:
+    over = a.ask(wire.RunsJoin(name="over")).run
+    a.ask(send(run))
+    a.ask(wire.RunsEnd(run=over, state="stopped"))
+    both = (wire.AdmitFrom(run=run, queue="q"), wire.AdmitFrom(run=over, queue="q"))
+    assert w.refused("SCOPE_CANCELLED", wire.QueuesAdmit(queues=both)).run == over
+    assert h.counted() == {(run, "q", "ready"): 1}
+
+
+def test_a_session_gets_no_more_jobs_than_it_may_hold(
+    h: Harness, a: Client, w: Client, run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire, "HELD_MAX", 3)
+    for key in "12345":
+        a.ask(send(run, key))
+    grants = w.ask(admit(run, places=5)).jobs
+    assert [grant.key for grant in grants] == ["1", "2", "3"]
+    w.refused("UNAVAILABLE", admit(run))
+    w.ask(complete(grants[0]))
+    assert [grant.key for grant in w.ask(admit(run, places=5)).jobs] == ["4"]
+
+
 def test_a_repeat_of_an_admit_that_got_nothing_asks_anew(a: Client, w: Client, run: str) -> None:
     asked = w.submit(admit(run, wait_ms=0))
     assert asked.reply == wire.JobsGranted()
