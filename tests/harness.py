@@ -21,12 +21,12 @@ from typing import Any, ClassVar
 import msgspec
 
 from runstate import wire
-from runstated.domain import keys, needs, nouns, sessions, slots
+from runstated.domain import keys, limits, needs, nouns, sessions, slots
 from runstated.domain.access import Access
 from runstated.domain.answers import Caller, Missing, Parked
 from runstated.domain.core import Core
 from runstated.domain.numbers import Numbers
-from runstated.domain.waits import Call, Opening, Topic
+from runstated.domain.waits import Call, Opening, StandPlace, Topic
 from runstated.engine.cache import Cache
 from runstated.engine.entries import Acked, Ask, Away, Cancelled, Ended, Entry, Opened, Tick
 from runstated.engine.spaces import Spaces
@@ -391,6 +391,8 @@ class Harness:
                     copy.supply(each, self.fetch(each))
         core.lines.left, core.lines.overtaken, core.lines.suspects = left, overtaken, suspects
         core.lines.replies, core.lines.pushes = replies, pushes
+        while core.lines.stands.next() is not None:
+            pass  # windows that are over have begun anew in the copy only
         assert isinstance(answer, Parked), f"{call} waits beside {answer}"
 
     def check_nobody_waits_in_vain(self) -> None:
@@ -410,7 +412,7 @@ class Harness:
             assert state in ("ready", "delayed", "running"), f"{call} waits for a job that is {state}"
         elif isinstance(request, wire.QueuesAdmit):
             for wanted in request.queues:
-                free = [age for age, wants in self.heads(call.space, wanted) if not wants]
+                free = [age for age, _, wants in self.heads(call.space, wanted) if not wants]
                 assert not free, f"{call} waits beside ready jobs of the ages {free}"
         elif isinstance(request, wire.TimersSleep):
             fired = self.value("SELECT fired FROM timers WHERE run = :r AND name = :n", r=request.run, n=request.name)
@@ -427,19 +429,23 @@ class Harness:
         over = "SELECT count(*) FROM runs WHERE run = :run AND (state <> 'active' OR deadline_ms <= :now)"
         return bool(self.value(over, run=run, now=self.clock.wall_ms()))
 
-    def heads(self, space: str, wanted: wire.AdmitFrom) -> list[tuple[int, needs.Wants]]:
-        """The oldest ready job of each set of needs that a worker of the run may take: its age and what it wants."""
+    def heads(self, space: str, wanted: wire.AdmitFrom) -> list[tuple[int, int, needs.Wants]]:
+        """The oldest ready job of each set of needs that a worker of the run may take: its age, its number and what it
+        wants."""
         rows = self.rows(
-            "SELECT min(jobs.age), jobs.needs, queues.needs FROM jobs JOIN runs ON runs.run = jobs.run"
+            "SELECT jobs.age, jobs.job, jobs.needs, queues.needs FROM jobs JOIN runs ON runs.run = jobs.run"
             " JOIN queues ON queues.space = jobs.space AND queues.queue = jobs.queue"
             " WHERE jobs.space = :space AND jobs.queue = :queue AND jobs.state = 'ready' AND runs.state = 'active'"
-            " AND runs.path LIKE :path AND (runs.deadline_ms IS NULL OR runs.deadline_ms > :now) GROUP BY jobs.needs",
+            " AND runs.path LIKE :path AND (runs.deadline_ms IS NULL OR runs.deadline_ms > :now)",
             space=space,
             queue=wanted.queue,
             path=f"%/{wanted.run}/%" if wanted.below else f"%/{wanted.run}/",
             now=self.clock.wall_ms(),
         )
-        return [(age, needs.get(self.core(space), number or of_queue)) for age, number, of_queue in rows]
+        oldest: dict[int, tuple[int, int, int]] = {}
+        for age, number, needed, of_queue in sorted((age, int(job[1:].split("-")[0]), *row) for age, job, *row in rows):
+            oldest.setdefault(needed, (age, number, needed or of_queue))
+        return [(age, number, needs.get(self.core(space), needed)) for age, number, needed in oldest.values()]
 
 
 def _over_the_wire(message: Any, decode: Any) -> Any:
@@ -528,19 +534,36 @@ def check_wants(h: Harness) -> None:
     free |= {("limit", "", limit): most - used for limit, most, used in h.rows("SELECT id, max, used FROM limits")}
     money = "SELECT id, limit_minor - spent_minor - reserved_minor FROM budgets"
     free |= {("budget", "", budget): left for budget, left in h.rows(money)}
-    blocked: set[Topic] = set()
+    left = {limits.line(each.id): limits.left_ms(core, each) for core in h.spaces for each in _limits(core)}
+    blocked: set[Topic] = set()  # pools
+    asides: dict[Topic, dict[int, int]] = {line: {} for line in left}  # units by the number of the job
     for place, call, wants in sorted(_wants(h), key=lambda each: each[0]):
-        short = {line for line, units in wants.items() if line[0] == "budget" and free[line] < units}
-        aside: set[Topic] = set()
-        for kind in ("limit", "slots"):
-            if not short:
-                short = {ln for ln, n in wants.items() if ln[0] == kind and (free[ln] < n or ln in blocked)}
-                aside = {line for line in wants if line[0] == "limit"} if short and kind == "slots" else set()
-        assert short, f"{call} could go on at {place}: it wants {wants} of {free}, behind {blocked}"
-        blocked |= {line for line in short | aside if line[0] != "budget" and line in call.lines}
+        number = place[2]
+        if any(line[0] == "budget" and free[line] < units for line, units in wants.items()):
+            continue
+        mine = [line for line in wants if line[0] == "limit"]
+        lacks = [
+            line
+            for line in mine
+            if free[line] - sum(units for other, units in asides[line].items() if other != number) < wants[line]
+        ]
+        if lacks:
+            mine = [line for line in mine if left[line] > max(left[other] for other in lacks)]
+        else:
+            short = {ln for ln, n in wants.items() if ln[0] == "slots" and (free[ln] < n or ln in blocked)}
+            assert short, f"{call} could go on at {place}: it wants {wants} of {free}, behind {blocked} and {asides}"
+            blocked |= short
+        for line in mine:
+            asides[line][number] = wants[line]
+        stands = {line: stand for line, stands in call.at.items() for stand in stands if stand.number == number}
+        assert {line for line, stand in stands.items() if stand.aside} == set(mine), f"{call} at {place}, {left}"
 
 
-def _wants(h: Harness) -> Iterator[tuple[tuple[int, int, Any], Call, dict[Topic, int]]]:
+def _limits(core: Core) -> Iterable[limits.Limit]:
+    return core.live(limits.LIMITS).values()
+
+
+def _wants(h: Harness) -> Iterator[tuple[StandPlace, Call, dict[Topic, int]]]:
     """What each waiting call wants, and each oldest ready job of each set of needs for which a worker waits."""
     for call in [call for core in h.spaces for call in core.calls()]:
         request = call.request
@@ -548,11 +571,11 @@ def _wants(h: Harness) -> Iterator[tuple[tuple[int, int, Any], Call, dict[Topic,
             continue
         if isinstance(request, wire.SlotsAcquire | wire.LimitsTake) and not h.is_over(request.run):
             (line,) = call.lines
-            yield call.place, call, {line: request.units}
+            yield (call.rank, call.ticket, 0, call.key), call, {line: request.units}
         elif isinstance(request, wire.QueuesAdmit):
             for wanted in request.queues:
-                for age, wants in h.heads(call.space, wanted):
+                for age, number, wants in h.heads(call.space, wanted):
                     lines = {("slots", "", name): units for name, units in wants.slots}
                     lines |= {("limit", "", name): units for name, units in wants.limits}
                     lines |= {("budget", "", name): minor for name, minor in wants.budgets}
-                    yield (1, age, call.key), call, lines
+                    yield (1, age, number, call.key), call, lines

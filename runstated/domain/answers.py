@@ -9,7 +9,7 @@ from typing import Any
 from runstate import wire
 from runstated.domain.access import OWNER, Access
 from runstated.domain.tables import Table
-from runstated.domain.waits import Topic
+from runstated.domain.waits import Stand, Topic
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Parked:
     the value that settled them. ``late``: the reply when the wait is over, or what tells it then. ``aside``: it stands
     in some of its lines only because it has there what it wants, so whoever comes to stand before it makes it look
     again. ``ages``: by whose age it stands in a line, if not by its own: that of the job for which it stands there, and
-    ``stands``: what that job needs.
+    ``stands``: what that job needs. ``at``: where it stands in its lines of limits.
     ``over``: tells the reply when its run ends, for a wait that the end of the run does not refuse. What tells a reply
     is given the ``Core``.
     """
@@ -51,6 +51,7 @@ class Parked:
     ages: Mapping[Topic, int] = field(default_factory=dict)
     stands: Mapping[Topic, Any] = field(default_factory=dict)
     over: Callable[[Any], wire.Reply] | None = None
+    at: Mapping[Topic, tuple[Stand, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from runstated.domain.holds import Holds, Lease
 from runstated.domain.lines import Lines
 from runstated.domain.numbers import Numbers
 from runstated.domain.tables import Row, Table
-from runstated.domain.waits import EVENTS, Call, Opening, Settled, Topic
+from runstated.domain.waits import EVENTS, LIMIT, Call, Opening, Settled, Topic
 
 T = TypeVar("T")
 Notes = dict[Table[Any], dict[Hashable, Row | None]]  # None: the row is to go
@@ -221,7 +221,10 @@ class Core:
 
     def wake(self, line: Topic) -> None:
         """Something that this line waits for has become free: its head is looked at before the turn goes on."""
-        self.woken.append(line)
+        if line[0] == LIMIT:
+            self.lines.stands.look_from(line)
+        else:
+            self.woken.append(line)
 
     def answer(self, signal: Topic, reply: wire.Reply, push: wire.Push | None = None) -> None:
         """Everyone who waits for ``signal`` gets ``reply``; sessions that subscribed to it get ``push``."""

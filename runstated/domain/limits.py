@@ -4,21 +4,29 @@
 
 Windows are fixed and aligned to the epoch. A window ends at its wall boundary or, if the wall clock went back, one
 window of steady time after it opened; it is never opened twice. Units that were taken are spent, whatever becomes of
-the work. A limit is a line: it is served by age, and its head holds up those behind it until its units fit.
+the work.
+
+Who waits stands in the lines of all its limits, and is served by age. Whoever fits may pass those before it, but for
+what is set aside for them: a job that lacks units of some limits can start when the last of their next windows opens,
+so its units of each limit whose present window is still open then are set aside, until that window ends. Where its
+next window opens before that or at the same time, setting aside would be in vain. So nobody starves: not who wants
+much, nor who wants units of several limits.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from runstate import wire
 from runstated.domain import runs
 from runstated.domain.answers import Conflict, NotFound, Parked, ValidationFailed, must
 from runstated.domain.core import Core
+from runstated.domain.stands import LAST, Looked
 from runstated.domain.tables import Table
-from runstated.domain.waits import Topic
+from runstated.domain.waits import LIMIT, UNTIL_A_WINDOW, Opening, Stand, StandPlace, Topic
 
-KIND = "limit"
+KIND = LIMIT
 SLEWED_MS = 500  # a wall clock that runs behind steady time by this, and ...
 SLEWED_SHARE = 1_000  # ... by this share of a window (twice what NTP slews), has not been set: no window ends by it
 
@@ -45,9 +53,10 @@ LIMITS = Table("limits", Limit, key=("id",))
 
 @dataclass(slots=True)
 class Limits:
-    """By name."""
+    """By name; and what the clocks said of each other when those who wait were looked at last."""
 
     of_name: dict[str, Limit] = field(default_factory=dict)
+    epoch_ms: int = 0
 
 
 def line(limit: str) -> Topic:
@@ -67,14 +76,22 @@ def declare(core: Core, request: wire.LimitsDeclare) -> wire.LimitView:
 
 
 def take(core: Core, request: wire.LimitsTake) -> wire.LimitTaken | Parked:
-    """Spends units of the present window; waits in line until they fit."""
+    """Spends units of the present window; waits until there are so many that are not set aside for others."""
     runs.active(core, request.run)
     limit = plan_ensure(core, request.limit, request.max, request.per_seconds)
     check_units(limit, request.units)
     do_ensure(core, limit)
-    if not has_room(core, limit, request.units):
-        return Parked(lines=(line(limit.id),), signals=(runs.signal(request.run),), late=wire.LimitBusy())
-    spend(core, limit, request.units)
+    caller = core.caller
+    place = (caller.rank, caller.ticket, 0, (caller.session, caller.request_id))
+    topic = line(limit.id)
+    if lacking(core, [(limit, request.units)], place, Looked()) is not None:
+        return Parked(
+            lines=(topic,),
+            signals=(runs.signal(request.run),),
+            late=wire.LimitBusy(),
+            at={topic: (Stand(*place, request.units, 0),)},
+        )
+    spend(core, limit, request.units, place)
     return wire.LimitTaken()
 
 
@@ -106,26 +123,56 @@ def by_id(core: Core, limit: str) -> Limit:
     return core.live(LIMITS)[limit]
 
 
-def has_room(core: Core, limit: Limit, units: int, age: int | None = None) -> bool:
-    """Whether the units fit into the present window and nobody stands before the caller (``age``: a job's). A window
-    that is over begins anew by this."""
-    _open_if_over(core, limit)
-    if limit.used + units <= limit.max and not core.ahead(line(limit.id), age):
-        return True
-    _look_again(core, limit)
-    return False
+def lacking(
+    core: Core, wanted: Sequence[tuple[Limit, int]], place: StandPlace, others: Looked
+) -> dict[Topic, int] | None:
+    """Whether who stands at a place lacks any of these units. None: it does not. Else its lines, and how long its units
+    are set aside in each (see ``Stand.aside``). ``others``: the jobs that the same caller asked for before, which count
+    by what is said of them here. Windows that are over begin anew by this."""
+    for limit, _ in wanted:
+        _open_if_over(core, limit)
+    topics = [line(limit.id) for limit, _ in wanted]
+    behind = any(topic in others.behind or core.lines.stands.is_behind(topic, place) for topic in topics)
+    lacks = [limit for limit, units in wanted if behind or _free(core, limit, place, others) < units]
+    if not lacks:
+        return None
+    for limit, _ in wanted:
+        _look_again(core, limit)
+    if behind:  # it is looked at again, after those: until then nothing changes
+        others.behind.update(topics)
+        return {topic: _aside_now(core, topic, place) for topic in topics}
+    last_ms = max(left_ms(core, limit) for limit in lacks)
+    return {line(limit.id): UNTIL_A_WINDOW * (left_ms(core, limit) > last_ms) for limit, _ in wanted}
 
 
-def spend(core: Core, limit: Limit, units: int) -> None:
-    """Units of the present window are gone, after ``has_room`` said that there are so many."""
+def spend(core: Core, limit: Limit, units: int, place: StandPlace) -> None:
+    """Units of the present window are gone, after ``lacking`` said that there are so many. Those for whom something is
+    set aside that is not there any more are looked at: they must not hold up others for it."""
     must(limit.used + units <= limit.max, "looked at before")
     limit.used += units
     core.put(LIMITS, limit)
-    if core.lines.is_aside(line(limit.id)):
-        core.wake(line(limit.id))  # what was set aside may have been taken by who goes before: it must not hold up more
+    stands, topic = core.lines.stands, line(limit.id)
+    if stands.is_aside_for(topic, place[2]) or limit.max - limit.used < stands.set_aside(topic, LAST):
+        stands.look_from(topic)
+
+
+def may_have(core: Core, topic: Topic, stand: Stand) -> bool:
+    """Whether one who waits is to be looked at: it may have what it wants, or something is set aside for it that may be
+    in vain by now."""
+    limit = by_id(core, topic[-1])
+    return bool(stand.aside) or _is_over(core, limit) or _free(core, limit, stand.place, Looked()) >= stand.units
 
 
 # ---------------------------------------------------------------------------------------------------- time, memory
+
+
+def look_at_clock(core: Core) -> None:
+    """When a clock was set, windows open in another order than was expected: all who wait are looked at again."""
+    index = core.index(Limits)
+    if index.epoch_ms != core.lease_epoch_ms:
+        index.epoch_ms = core.lease_epoch_ms
+        for topic in core.lines.awaited(KIND):
+            core.wake(topic)
 
 
 def tick(core: Core) -> int | None:
@@ -179,10 +226,36 @@ def _is_over(core: Core, limit: Limit) -> bool:
     if core.now_ms >= limit.window_ms + limit.per_ms:
         return True
     opened = core.opened(limit.id)
-    if core.lease_ms < opened.lease_ms + limit.per_ms:
-        return False
+    return core.lease_ms >= opened.lease_ms + limit.per_ms and _is_wall_behind(core, limit, opened)
+
+
+def _is_wall_behind(core: Core, limit: Limit, opened: Opening) -> bool:
+    """Whether the wall clock went back since the window opened."""
     behind_ms = (core.lease_ms - opened.lease_ms) - (core.now_ms - opened.wall_ms)
     return core.now_ms < limit.window_ms or behind_ms > SLEWED_MS + limit.per_ms // SLEWED_SHARE
+
+
+def left_ms(core: Core, limit: Limit) -> int:
+    """How long until the next window opens, unless a clock is set."""
+    left_ms = limit.window_ms + limit.per_ms - core.now_ms
+    opened = core.opened(limit.id)
+    if _is_wall_behind(core, limit, opened):
+        left_ms = min(left_ms, opened.lease_ms + limit.per_ms - core.lease_ms)
+    return left_ms
+
+
+def _free(core: Core, limit: Limit, place: StandPlace, others: Looked) -> int:
+    """The units of the present window that somebody at a place may have."""
+    topic = line(limit.id)
+    free = limit.max - limit.used - core.lines.stands.set_aside(topic, place, others.numbers)
+    return free - others.set_aside(topic, place)
+
+
+def _aside_now(core: Core, topic: Topic, place: StandPlace) -> int:
+    """How long something is set aside for who stands at a place, as it was said when it was looked at last."""
+    call = core.lines.calls.get(place[3])
+    stands = call.at.get(topic, ()) if call is not None else ()
+    return next((stand.aside for stand in stands if stand.place == place), 0)
 
 
 def _open_if_over(core: Core, limit: Limit) -> bool:
@@ -196,6 +269,7 @@ def _open_if_over(core: Core, limit: Limit) -> bool:
     core.open_window(limit.id)
     if core.lines.is_awaited(line(limit.id)):
         core.wake(line(limit.id))  # whoever comes to the new window first, those who wait are served by age
+        _look_again(core, limit)  # not all of them may be, and those who lack units are not even looked at
     return True
 
 

@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from runstate import wire
-from runstated.domain.waits import EVENTS, WATCH, Call, CallKey, Place, Topic
+from runstated.domain.stands import Stands
+from runstated.domain.waits import EVENTS, LIMIT, WATCH, Call, CallKey, Place, Topic
 
 STALE_MAX = 1_000  # entries of the heap whose call has ended, beside those that live
 
@@ -48,6 +49,7 @@ class Lines:
     replies: list[tuple[list[CallKey], wire.Reply]] = field(default_factory=list)
     pushes: list[tuple[str, wire.Push]] = field(default_factory=list)
     listeners: int = 0  # calls that wait for events
+    stands: Stands = field(init=False)
     _lines: dict[Topic, list[tuple[int, int, CallKey]]] = field(default_factory=dict)
     _aside: dict[Topic, dict[CallKey, None]] = field(default_factory=dict)
     _signals: dict[Topic, dict[CallKey, None]] = field(default_factory=dict)
@@ -56,6 +58,9 @@ class Lines:
     _inside: dict[int, dict[CallKey, None]] = field(default_factory=dict)  # token -> calls made while holding it
     _by_session: dict[str, dict[CallKey, None]] = field(default_factory=dict)
     _lates: list[tuple[int, CallKey]] = field(default_factory=list)  # heap, checked when it comes up
+
+    def __post_init__(self) -> None:
+        self.stands = Stands(self.calls)
 
     # ------------------------------------------------------------------ sessions
 
@@ -85,8 +90,11 @@ class Lines:
         if old is not None:
             # Who has come to stand further back makes room for those between, as much as who has left.
             self.left += [
-                line for line in old.lines if line not in call.lines or old.place_in(line) < call.place_in(line)
+                line
+                for line in old.lines
+                if line[0] != LIMIT and (line not in call.lines or old.place_in(line) < call.place_in(line))
             ]
+        self.stands.changed(old, call)
         self._overtake(
             call,
             [ln for ln in call.lines if old is None or ln not in old.lines or call.place_in(ln) < old.place_in(ln)],
@@ -96,6 +104,8 @@ class Lines:
         """``call`` has come to stand before others. What they had set aside for themselves may be its now, and then
         they must not hold up other lines any more."""
         for line in lines:
+            if line[0] == LIMIT:
+                continue  # see ``Stands.changed``
             for key in self._aside.get(line, ()):
                 if self.calls[key].place_in(line) > call.place_in(line):
                     self.overtaken[key] = None
@@ -105,7 +115,8 @@ class Lines:
         call = self.calls.get(key)
         if call is not None:
             self._remove(call)
-            self.left += call.lines
+            self.left += [line for line in call.lines if line[0] != LIMIT]
+            self.stands.changed(call, None)
         return call
 
     def _put_in(self, call: Call) -> None:
@@ -117,6 +128,7 @@ class Lines:
             self.listeners += line[0] == EVENTS
             if call.aside:
                 self._aside.setdefault(line, {})[key] = None
+        self.stands.put(call)
         for signal in call.signals:
             self._signals.setdefault(signal, {})[key] = None
         for token in call.request.within:
@@ -133,6 +145,7 @@ class Lines:
             if not places:
                 del self._lines[line]
             _discard(self._aside, line, key)
+        self.stands.remove(call)
         for signal in call.signals:
             _discard(self._signals, signal, key)
         for token in call.request.within:
@@ -185,6 +198,7 @@ class Lines:
         for call in self.of_session(session):
             if call.away != away:
                 call.away = away
+                self.stands.set_away(call)
                 if not away:
                     self._overtake(call, call.lines)
 

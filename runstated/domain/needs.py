@@ -1,7 +1,7 @@
 """Needs: what a job must have before it starts. All of it is taken in one step, or nothing.
 
     budget lacking ----> it stands in that budget's line and holds up nobody
-    limit lacking -----> it stands in that limit's line and holds up that limit only
+    limit lacking -----> it stands in the lines of all its limits; what is set aside for it there, limits.py says
     only slots lacking -> it stands in the lines of its limits and of those slots, so its units are set aside
 
 Wants are looked at in that order. A set of needs is kept once, under a small number; number 0 in a job stands for "what
@@ -19,8 +19,9 @@ from runstated.domain import budgets, leases, limits, slots
 from runstated.domain.answers import ValidationFailed
 from runstated.domain.core import Core
 from runstated.domain.holds import Lease
+from runstated.domain.stands import Looked
 from runstated.domain.tables import UNSTORED, Table
-from runstated.domain.waits import WATCH, Topic
+from runstated.domain.waits import UNTIL_SLOTS, WATCH, Stand, StandPlace, Topic
 
 OF_QUEUE = 0  # in a job: what its queue says
 
@@ -76,12 +77,23 @@ class Blocked:
     ages: dict[Topic, int] = field(default_factory=dict)
     wants: dict[Topic, Wants] = field(default_factory=dict)  # what that job needs, where it is in a line of it
     aside: bool = False
+    looked: Looked = field(default_factory=Looked)
 
     def stand(self, line: Topic, age: int, wants: Wants = NOTHING) -> None:
         if age <= self.ages.get(line, age):
             self.ages[line] = age
             if wants:
                 self.wants[line] = wants
+
+    def stand_at(self, line: Topic, stand: Stand, wants: Wants) -> None:
+        """In the line of a limit."""
+        self.looked.at.setdefault(line, {})[stand.number] = stand
+        self.aside |= stand.aside > 0
+        self.stand(line, stand.age, wants)
+
+    def at(self) -> dict[Topic, tuple[Stand, ...]]:
+        """Where the jobs stand in the lines of limits."""
+        return {line: tuple(stands.values()) for line, stands in self.looked.at.items() if stands}
 
     def before(self, line: Topic, age: int) -> bool:
         """Whether an older job of the same worker stands there."""
@@ -147,11 +159,18 @@ def get(core: Core, needs: int) -> Wants:
 # ---------------------------------------------------------------------------------------------------- lacking, taking
 
 
-def lacking(core: Core, wants: Wants, age: int, blocked: Blocked) -> bool:
-    """Whether a job of that age lacks something; then ``blocked`` says where it stands."""
+def place(core: Core, age: int, number: int) -> StandPlace:
+    """Where the caller stands for a job of that age and number, where limits are waited for."""
+    return (1, age, number, (core.caller.session, core.caller.request_id))
+
+
+def lacking(core: Core, wants: Wants, place: StandPlace, blocked: Blocked) -> bool:
+    """Whether a job at a place lacks something; then ``blocked`` says where it stands."""
+    age = place[1]
+    blocked.looked.begin(place[2])
     short = [budgets.line(budget) for budget, amount in wants.budgets if budgets.by_id(core, budget).available < amount]
     if not short:
-        short = _short_of_units(core, wants, age, blocked)
+        short = _short_of_units(core, wants, place, blocked)
         if short:  # it holds up others only while it has the money: it looks again when some of that is gone
             short += [budgets.watch(budget) for budget, _ in wants.budgets]
     for line in short:
@@ -159,22 +178,25 @@ def lacking(core: Core, wants: Wants, age: int, blocked: Blocked) -> bool:
     return bool(short)
 
 
-def _short_of_units(core: Core, wants: Wants, age: int, blocked: Blocked) -> list[Topic]:
+def _short_of_units(core: Core, wants: Wants, place: StandPlace, blocked: Blocked) -> list[Topic]:
     """The lines in which a job that has its money stands; none if it has all."""
+    wanted = [(limits.by_id(core, limit), units) for limit, units in wants.limits]
+    asides = limits.lacking(core, wanted, place, blocked.looked)
     short = []
-    for limit, units in wants.limits:
-        line = limits.line(limit)
-        if not limits.has_room(core, limits.by_id(core, limit), units, age) or blocked.before(line, age):
-            short.append(line)
-    if short:
-        return short
+    if asides is None:
+        short = _short_of_slots(core, wants, place[1], blocked)
+        asides = {limits.line(limit.id): UNTIL_SLOTS for limit, _ in wanted} if short else {}
+    for (_, units), (line, aside) in zip(wanted, asides.items(), strict=False):
+        blocked.stand_at(line, Stand(*place, units, aside), wants)
+    return [*short, *asides]
+
+
+def _short_of_slots(core: Core, wants: Wants, age: int, blocked: Blocked) -> list[Topic]:
+    short = []
     for pool, units in wants.slots:
         line = slots.line(pool)
         if not slots.has_room(core, slots.by_id(core, pool), units, age) or blocked.before(line, age):
             short.append(line)
-    if short and wants.limits:
-        blocked.aside = True
-        short += [limits.line(limit) for limit, _ in wants.limits]
     return short
 
 
@@ -195,10 +217,11 @@ def held_up_by(core: Core, needs: int) -> list[Topic]:
     return short
 
 
-def take(core: Core, wants: Wants, lease: Lease) -> tuple[str, ...]:
-    """Takes all of it under a job's lease, after ``lacking`` said that it is there; the reservations' ids."""
+def take(core: Core, wants: Wants, lease: Lease, place: StandPlace) -> tuple[str, ...]:
+    """Takes all of it under the lease of a job at a place, after ``lacking`` said that it is there; the ids of the
+    reservations."""
     for limit, units in wants.limits:
-        limits.spend(core, limits.by_id(core, limit), units)
+        limits.spend(core, limits.by_id(core, limit), units, place)
     for pool, units in wants.slots:
         leases.take_units(core, lease, slots.by_id(core, pool), units)
     return tuple(budgets.hold(core, budgets.by_id(core, budget), lease, amount) for budget, amount in wants.budgets)

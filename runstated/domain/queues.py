@@ -27,7 +27,7 @@ from runstated.domain.holds import Lease
 from runstated.domain.jobs import JOBS, Job
 from runstated.domain.runs import RUNS, Run
 from runstated.domain.tables import Table
-from runstated.domain.waits import Topic
+from runstated.domain.waits import StandPlace, Topic
 
 KIND = jobs.KIND
 DUE_IN_ONE_STEP = 200
@@ -155,37 +155,38 @@ def result(core: Core, request: wire.QueuesResult) -> wire.JobView | Parked:
 
 def admit(core: Core, request: wire.QueuesAdmit) -> wire.JobsGranted | Refusal | Parked:
     """Up to the free places of each queue, oldest jobs first; waits while there are none."""
-    sources = [(wanted, runs.active(core, wanted.run)) for wanted in request.queues]
+    sources = [_source_of(core, wanted, number) for number, wanted in enumerate(request.queues)]
     grants: list[wire.JobGrant] = []
-    lines: list[Topic] = []
     blocked = needs.Blocked()
     size = 0
-    for source, (wanted, run) in enumerate(sources):
-        lines.append(line(wanted.queue, run.run, below=wanted.below))
-        behind = not wanted.below and core.ahead(line(wanted.queue, run.run))  # it was woken before those of that line
-        for _ in range(0 if behind else wanted.places):
-            found = _next(core, wanted.queue, run, blocked, below=wanted.below)
-            if found is None:
-                break
-            size += len(found.input.encode())
-            is_full = size > GRANTED_BYTES_MAX or len(grants) >= GRANTED_JOBS_MAX
-            too_many = leases.too_many(core)
-            if grants and (is_full or too_many is not None):
-                return wire.JobsGranted(jobs=tuple(grants))  # the worker comes back for more
-            if too_many is not None:
-                return too_many
-            grants.append(_start(core, found, wanted.lease_ms, source))
+    while (found := _next(core, sources, blocked)) is not None:
+        source, job = found
+        size += len(job.input.encode())
+        is_full = size > GRANTED_BYTES_MAX or len(grants) >= GRANTED_JOBS_MAX
+        too_many = leases.too_many(core)
+        if grants and (is_full or too_many is not None):
+            break  # the worker comes back for more
+        if too_many is not None:
+            return too_many
+        grants.append(_start(core, job, source.wanted.lease_ms, source.number))
+        source.places -= 1
     if grants:
-        return wire.JobsGranted(jobs=tuple(grants))
+        return _told(grants)
     signals = tuple(dict.fromkeys(runs.signal(wanted.run) for wanted in request.queues))
     return Parked(
-        lines=tuple(dict.fromkeys((*lines, *blocked.ages))),
+        lines=tuple(dict.fromkeys((*(source.line for source in sources), *blocked.ages))),
         signals=signals,
         late=wire.JobsGranted(),
         aside=blocked.aside,
         ages=blocked.ages,
         stands=blocked.wants,
+        at=blocked.at(),
     )
+
+
+def _told(grants: list[wire.JobGrant]) -> wire.JobsGranted:
+    """They were taken oldest first, from whatever source, and are told source by source."""
+    return wire.JobsGranted(jobs=tuple(sorted(grants, key=lambda grant: grant.source)))
 
 
 def granted(core: Core, request: wire.QueuesAdmit, held: list[Lease]) -> wire.JobsGranted:
@@ -196,7 +197,7 @@ def granted(core: Core, request: wire.QueuesAdmit, held: list[Lease]) -> wire.Jo
         if job is not None:
             reservations = tuple(each.reservation for each in budgets.of_token(core, lease.token))
             grants.append(_grant(core, job, lease, _source(core, request, job), reservations))
-    return wire.JobsGranted(jobs=tuple(grants))
+    return _told(grants)
 
 
 def complete(core: Core, request: wire.QueuesComplete) -> wire.JobView | Refusal:
@@ -347,17 +348,47 @@ def _tidied(core: Core, request: wire.QueuesComplete | wire.QueuesFail, lease: L
     return NotFound(f"job {request.job} not found")
 
 
-def _next(core: Core, queue: str, run: Run, blocked: needs.Blocked, *, below: bool) -> Job | None:
+@dataclass(slots=True)
+class Source:
+    """Where a worker takes jobs from. ``places``: how many more it takes; ``number``: of the source in its request."""
+
+    wanted: wire.AdmitFrom
+    number: int
+    run: Run
+    line: Topic
+    places: int
+
+
+def _source_of(core: Core, wanted: wire.AdmitFrom, number: int) -> Source:
+    run = runs.active(core, wanted.run)
+    behind = not wanted.below and core.ahead(line(wanted.queue, run.run))  # it was woken before those of that line
+    own = line(wanted.queue, run.run, below=wanted.below)
+    return Source(wanted, number, run, own, 0 if behind else wanted.places)
+
+
+def _next(core: Core, sources: list[Source], blocked: needs.Blocked) -> tuple[Source, Job] | None:
     """The oldest ready job that has all it needs. Of each set of needs only the oldest job is looked at: what it lacks,
     the younger ones lack too."""
-    for job in jobs.heads(core, queue, run.run, below=below):
+    heads = [
+        (source, job)
+        for source in sources
+        if source.places
+        for job in jobs.heads(core, source.wanted.queue, source.run.run, below=source.wanted.below)
+    ]
+    if len(sources) > 1:
+        heads.sort(key=lambda head: (head[1].age, jobs.number(head[1])))
+    for source, job in heads:
         wants = needs.get(core, needs_of(core, job))
-        if not wants or not needs.lacking(core, wants, job.age, blocked):
-            return job
+        if not wants or not needs.lacking(core, wants, _place(core, job), blocked):
+            return source, job
         blocked.stand(runs.watch(job.run), job.age)
         if job.needs == needs.OF_QUEUE:
-            blocked.stand(needs.watch(core.space, queue), job.age)
+            blocked.stand(needs.watch(core.space, job.queue), job.age)
     return None
+
+
+def _place(core: Core, job: Job) -> StandPlace:
+    return needs.place(core, job.age, jobs.number(job))
 
 
 def _start(core: Core, job: Job, lease_ms: int, source: int) -> wire.JobGrant:
@@ -369,7 +400,7 @@ def _start(core: Core, job: Job, lease_ms: int, source: int) -> wire.JobGrant:
     job.token = lease.token
     job.attempt += 1
     jobs.move(core, job, "running", reason=reason)
-    return _grant(core, job, lease, source, needs.take(core, needs.get(core, number), lease))
+    return _grant(core, job, lease, source, needs.take(core, needs.get(core, number), lease, _place(core, job)))
 
 
 def _grant(core: Core, job: Job, lease: Lease, source: int, reservations: tuple[str, ...]) -> wire.JobGrant:

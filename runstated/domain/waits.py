@@ -10,6 +10,8 @@ from runstated.domain.access import Access
 Topic = tuple[str, ...]
 CallKey = tuple[str, int]  # session, request id
 Place = tuple[int, int, CallKey]  # in a line: rank, arrival, the call
+StandPlace = tuple[int, int, int, CallKey]  # at a limit: rank, arrival, the number of the job, the call
+LIMIT = "limit"  # the kind of line in which those stand who want units of a limit
 EVENTS = "events"  # the kind of line in which those stand who wait for events
 WATCH = "watch"  # the kind of line in which those stand who must look again when something changes that they have
 
@@ -27,6 +29,26 @@ class Opening(NamedTuple):
 
     lease_ms: int
     wall_ms: int
+
+
+class Stand(NamedTuple):
+    """Where a call stands in the line of a limit. ``rank`` and ``age``: of the call or, with a ``number``, of the job
+    for which it stands. ``aside``: how long its units are set aside: not at all (0), until a window of another limit
+    opens, or until slots are free."""
+
+    rank: int
+    age: int
+    number: int
+    key: CallKey
+    units: int
+    aside: int
+
+    @property
+    def place(self) -> StandPlace:
+        return (self.rank, self.age, self.number, self.key)
+
+
+UNTIL_A_WINDOW, UNTIL_SLOTS = 1, 2  # see Stand.aside
 
 
 @dataclass(slots=True, eq=False)
@@ -50,6 +72,7 @@ class Call:
     stands: Mapping[Topic, Any] = field(default_factory=dict)  # what that job needs
     over: Callable[[Any], wire.Reply] | None = None
     away: bool = False
+    at: Mapping[Topic, tuple[Stand, ...]] = field(default_factory=dict)  # where it stands in lines of limits
 
     @property
     def key(self) -> CallKey:

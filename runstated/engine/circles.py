@@ -24,7 +24,7 @@ from runstated.domain.core import Core
 from runstated.domain.holds import Lease
 from runstated.domain.jobs import JOBS, Job
 from runstated.domain.sessions import SESSIONS
-from runstated.domain.waits import Call, CallKey, Place, Topic
+from runstated.domain.waits import UNTIL_SLOTS, Call, CallKey, Place, Topic
 
 REACT_MS = 1_000  # somebody whose wait times out needs this to give back what it holds
 MAY_STICK = (wire.OnceAcquire, wire.OnceGet, wire.SlotsAcquire, wire.QueuesResult, wire.GroupsEnded)
@@ -249,10 +249,25 @@ class World:
     def _start(self, wants: needs.Wants, age: int, besides: Topic = ()) -> Way:
         """A job starts when its slots are free and nobody stands before it. Limits and budgets come back with time."""
         way = Way(units={slots.line(pool): units for pool, units in wants.slots})
-        for line in (*way.units, *(limits.line(limit) for limit, _ in wants.limits)):
+        for line in way.units:
             if line != besides:
                 way.behind |= self._ahead(line, (1, age, ("", 0)))
+        for limit, units in wants.limits:
+            line = limits.line(limit)
+            aside = self._aside(line, age)
+            if line != besides and sum(aside.values()) + units > limits.by_id(self._core, limit).max:
+                ahead = self._ahead(line, (1, age, ("", 0)))
+                way.behind |= {key: topic for key, topic in ahead.items() if key.call in aside}
         return way
+
+    def _aside(self, line: Topic, age: int) -> dict[CallKey, int]:
+        """The units that older jobs, which lack nothing but slots, set aside in every window of a limit."""
+        asides = [
+            *self._core.lines.stands.asides(line, (1, age, 0, ("", 0))),
+            *(stand for stand in (self._newcomer.at.get(line, ()) if self._newcomer else ()) if stand.age < age),
+        ]
+        of_job = {stand.number: stand for stand in asides if stand.aside == UNTIL_SLOTS}
+        return {stand.key: stand.units for stand in of_job.values()}
 
     def _ahead(self, line: Topic, place: Place) -> dict[Key, Topic]:
         """Those before a place in a line: of each sort that wants the same, the last one, who has the most before it

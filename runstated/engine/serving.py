@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from runstate import wire
-from runstated.domain import keys, nouns, queues, replies
+from runstated.domain import keys, limits, nouns, queues, replies
 from runstated.domain.access import Access
 from runstated.domain.answers import Caller, Listing, Missing, Parked, Refusal, TooMany
 from runstated.domain.core import Core
@@ -123,6 +123,7 @@ class Server:
             aside=answer.aside,
             ages=answer.ages,
             stands=answer.stands,
+            at=answer.at,
         )
         self._park(core, call)
 
@@ -178,9 +179,11 @@ class Server:
     # ------------------------------------------------------------------ lines
 
     def serve(self, core: Core) -> None:
-        """Runs again, by age, those who stand in a line that was woken; up to the first that stays in it."""
+        """Runs again, by age, those who stand in a line that was woken; up to the first that stays in it, but in the
+        lines of limits, which come first, all who may have what they want."""
         waiting: dict[Topic, None] = {}
         while True:
+            self._serve_limits(core)
             self._take_woken(core, waiting)
             if waiting:
                 line = next(iter(waiting))
@@ -189,6 +192,13 @@ class Server:
                     waiting[line] = None
             elif not self._serve_others(core):
                 return
+
+    def _serve_limits(self, core: Core) -> None:
+        while (found := core.lines.stands.next()) is not None:
+            line, stand = found
+            if limits.may_have(core, line, stand):
+                call = core.lines.calls[stand.key]
+                self.guarded(core, call.key, lambda call=call: self._again(core, call))  # type: ignore[misc]
 
     def _take_woken(self, core: Core, waiting: dict[Topic, None]) -> None:
         left = core.lines.left
@@ -253,6 +263,7 @@ class Server:
             aside=answer.aside,
             ages=answer.ages,
             stands=answer.stands,
+            at=answer.at,
         )
         self._park(core, stands)
 

@@ -16,7 +16,7 @@ from time import perf_counter_ns
 import msgspec
 
 from runstate import wire
-from runstated.domain import keys, needs, nouns, replies, sessions
+from runstated.domain import keys, limits, needs, nouns, replies, sessions
 from runstated.domain.access import Access, StoredKey
 from runstated.domain.answers import NOBODY, Caller, Parked
 from runstated.domain.core import Core
@@ -227,7 +227,8 @@ class Turns:
             # Those behind a call that is passed over from now on may be content with less than it wants. And a call
             # that is not passed over any more has missed what has woken its lines meanwhile.
             calls = lines.of_session(entry.session)
-            core.woken += [line for call in calls for line in call.lines if line[0] not in HOLD_UP_NOBODY]
+            for line in [line for call in calls for line in call.lines if line[0] not in HOLD_UP_NOBODY]:
+                core.wake(line)
             if not entry.away:
                 lines.overtaken.update((call.key, None) for call in calls)
         elif isinstance(entry, Cancelled):
@@ -265,6 +266,7 @@ class Turns:
                 self._server.guarded(core, None, lambda core=core, lease=lease: sessions.lapse(core, lease))  # type: ignore[misc]
             for call in core.lines.late(core.lease_ms):
                 self._server.guarded(core, call.key, lambda core=core, call=call: self._server.late(core, call))  # type: ignore[misc]
+            limits.look_at_clock(core)
             if core.take_due():
                 for tick in nouns.TICKS:
                     self._server.guarded(core, None, lambda core=core, tick=tick: _tick_noun(core, tick))  # type: ignore[misc]

@@ -291,24 +291,28 @@ def test_after_a_restart_with_a_clock_that_went_back_a_whole_window_passes(h: Ha
 def test_a_limit_for_which_nobody_waits_wakes_nobody(h: Harness, a: Client, run: str) -> None:
     a.ask(take(run))
     h.pass_ms(0)
-    assert (h.memory.due_ms, h.memory.next_steady()) == (None, None)
+    assert (h.core().due_ms, h.core().next_lease()) == (None, None)
 
 
 # ------------------------------------------------------------------ the line
 
 
-def test_the_line_is_served_by_age_and_its_head_holds_up_those_behind(
-    h: Harness, a: Client, b: Client, run: str
-) -> None:
-    a.ask(take(run, 3, 4))
-    big, small = a.waits(take(run, 3, 4)), b.waits(take(run, 1, 4))
+def test_each_window_is_served_by_age_and_who_fits_has_the_rest(h: Harness, a: Client, b: Client, run: str) -> None:
+    a.ask(take(run, 4, 4))
+    big, middle, small = a.waits(take(run, 3, 4)), b.waits(take(run, 2, 4)), b.waits(take(run, 1, 4))
     h.pass_ms(MINUTE_MS)
-    assert answered(big, small) == [True, True]
-    big, small = a.waits(take(run, 4, 4)), b.waits(take(run, 1, 4))
+    assert answered(big, middle, small) == [True, False, True]
+    h.pass_ms(MINUTE_MS)
+    assert answered(middle) == [True]
+
+
+def test_who_waits_for_the_next_window_holds_up_nobody_in_this_one(h: Harness, a: Client, b: Client, run: str) -> None:
+    a.ask(take(run, 3, 4))
+    big = a.waits(take(run, 4, 4))
+    assert b.ask(take(run, 1, 4)) == wire.LimitTaken()
+    small = b.waits(take(run, 1, 4))
     h.pass_ms(MINUTE_MS)
     assert answered(big, small) == [True, False]
-    h.pass_ms(MINUTE_MS)
-    assert answered(small) == [True]
 
 
 def test_as_many_as_fit_are_served_in_each_window(h: Harness, a: Client, run: str) -> None:
@@ -320,8 +324,8 @@ def test_as_many_as_fit_are_served_in_each_window(h: Harness, a: Client, run: st
 
 
 @pytest.mark.parametrize("how", ["cancel", "late", "bye", "die", "away"])
-def test_who_leaves_the_line_lets_the_next_go_on(h: Harness, a: Client, b: Client, run: str, how: str) -> None:
-    a.ask(take(run, 1))
+def test_who_leaves_the_line_takes_nothing_from_the_next(h: Harness, a: Client, b: Client, run: str, how: str) -> None:
+    a.ask(take(run, 2))
     big = b.waits(take(run, 2, wait_ms=5_000))
     small = a.waits(take(run, 1))
     if how == "cancel":
@@ -332,7 +336,9 @@ def test_who_leaves_the_line_lets_the_next_go_on(h: Harness, a: Client, b: Clien
         b.lose()
     else:
         b.bye() if how == "bye" else b.die()
+    h.pass_ms(MINUTE_MS)
     assert answered(small) == [True]
+    assert used(a) == 1
 
 
 def test_calls_made_inside_a_hold_go_first(h: Harness, a: Client, b: Client, run: str) -> None:

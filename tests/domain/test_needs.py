@@ -229,30 +229,35 @@ def test_what_lacked_budget_starts_as_soon_as_it_is_there(
     assert keys(waits) == ["1"]
 
 
-def test_what_lacks_a_limit_holds_up_that_limit_only(h: Harness, a: Client, w: Client, d: Client, run: str) -> None:
+def test_what_lacks_a_limit_holds_up_nobody_in_this_window_and_goes_first_in_the_next(
+    h: Harness, a: Client, w: Client, d: Client, run: str
+) -> None:
     d.ask(units(run, 1))
     send(a, run, "1", of(gpu=2, api=2, llm=50))
     waits = w.waits(admit(run))
     slot = d.ask(slots(run, 2)).token
     d.ask(reserve(run, 1))
-    behind = d.waits(units(run, 1, wait_ms=1_000))
-    h.pass_ms(1_000)
-    assert behind.reply == wire.LimitBusy(), "held up by who is older"
+    assert d.ask(units(run, 1)) == wire.LimitTaken()
+    behind = d.waits(units(run, 1))
     d.ask(wire.Release(token=slot))
     assert keys(waits) == []
+    h.pass_ms(MINUTE_MS)
+    assert keys(waits) == ["1"]
+    assert behind.reply is None
 
 
-def test_what_lacks_only_slots_holds_up_both_and_its_units_are_set_aside_in_each_window(
+def test_what_lacks_only_slots_holds_up_those_and_exactly_its_units_are_set_aside_in_each_window(
     h: Harness, a: Client, w: Client, d: Client, run: str
 ) -> None:
     token = d.ask(slots(run, 1, lease_ms=wire.LEASE_MS_MAX)).token
     send(a, run, "1", of(gpu=2, api=1))
     waits = w.waits(admit(run))
     one, two = d.waits(slots(run)), d.waits(units(run, 2))
-    small = d.waits(units(run, 1))
     for _ in range(3):
+        assert d.ask(units(run, 1)) == wire.LimitTaken()
+        assert d.ask(units(run, 1, wait_ms=0)) == wire.LimitBusy()
         h.pass_ms(MINUTE_MS)
-        assert (one.reply, two.reply, small.reply, keys(waits)) == (None, None, None, [])
+        assert (one.reply, two.reply, keys(waits)) == (None, None, [])
     d.ask(wire.Release(token=token))
     assert keys(waits) == ["1"]
     assert (one.reply, two.reply) == (None, None)
@@ -310,21 +315,20 @@ def test_a_job_whose_set_aside_units_were_taken_holds_up_slots_no_more(
 
 
 @pytest.mark.parametrize("how", ["reserve", "overrun"])
-@pytest.mark.parametrize("lacks", ["slots", "limit"])
+@pytest.mark.parametrize("holds_up", ["slots", "limit"])
 def test_a_job_whose_money_was_taken_holds_up_nothing_more(
-    h: Harness, a: Client, w: Client, d: Client, run: str, how: str, lacks: str
+    h: Harness, a: Client, w: Client, d: Client, run: str, how: str, holds_up: str
 ) -> None:
     held = d.ask(reserve(run, 10))
     d.ask(slots(run, 1))
-    d.ask(units(run, 1))
-    send(a, run, "1", of(gpu=2, llm=80) if lacks == "slots" else of(api=2, llm=80))
+    send(a, run, "1", of(gpu=2, api=1, llm=80))
     w.waits(admit(run))
-    small = d.waits(slots(run, 1) if lacks == "slots" else units(run, 1))
+    waits = d.waits(slots(run, 1) if holds_up == "slots" else units(run, 2))
     if how == "reserve":
         d.ask(reserve(run, 50))
     else:
         d.ask(wire.BudgetsSettle(reservation=held.reservation, cost_minor=60, work_key="w"))
-    assert small.reply is not None
+    assert waits.reply is not None
 
 
 @pytest.mark.parametrize("how", ["stopped", "expired"])

@@ -16,13 +16,15 @@ from tests.harness import Client, Harness, Request
 
 NAMES = ("a", "b", "c", "d")
 POOLS = {"gpu": 2, "disk": 3}
-LIMITS = {"fast": (2, 10), "slow": (3, 60)}
+LIMITS = {"fast": (2, 10), "twin": (2, 10), "slow": (3, 60)}
 NEEDS = st.builds(
-    lambda gpu, disk, fast, slow: wire.Needs(
+    lambda gpu, disk, fast, twin, slow: wire.Needs(
         slots=tuple(wire.UnitsNeeded(name=n, units=u) for n, u in (("gpu", gpu), ("disk", disk)) if u),
-        limits=tuple(wire.UnitsNeeded(name=n, units=u) for n, u in (("fast", fast), ("slow", slow)) if u),
+        limits=tuple(
+            wire.UnitsNeeded(name=n, units=u) for n, u in (("fast", fast), ("twin", twin), ("slow", slow)) if u
+        ),
     ),
-    *(st.sampled_from((0, 0, 1, 2)) for _ in range(4)),
+    *(st.sampled_from((0, 0, 1, 2)) for _ in range(5)),
 )
 
 
@@ -240,6 +242,7 @@ class NeedsMachine(RuleBasedStateMachine):
     @rule(ms=st.sampled_from((-3_600_000, -15_000, 15_000, 3_600_000)))
     def wall_clock_is_set(self, ms: int) -> None:
         self.h.clock.jump_wall(ms)
+        self.h.tick()  # every armed alarm rings
         self.h.tick_if_due()
         self.look()
 
