@@ -57,6 +57,7 @@ class Actor:
         self.count = 0
         self.cursor = 0
         self.holds: dict[int, Callable[[], None]] = {}  # by token: what ends it
+        self.kept: tuple[int, Message, Message] | None = None  # the last request to be kept: its id, itself, its answer
         self.finish: Callable[[Message], object] | None = None  # what the open request's answer means
         self.thread: threading.Thread | None = None
 
@@ -101,6 +102,11 @@ class Actor:
             if token in held:
                 self.book.blame(f"{self.name}: hold {token} ({self.book.tokens[token]}) is lost")
         self.speaker.lost.clear()
+        if self.kept is not None:
+            number, request, answer = self.kept
+            found = self.speaker.ask_again(number, request)
+            if found != answer:
+                self.book.blame(f"{self.name}: the answer to {request} was {answer} and is {found}")
 
     # ---- requests
 
@@ -136,6 +142,7 @@ class Actor:
             (self._follow, 2),
             (self._child, 1),
             (self._group, 1),
+            (self._look, 2),
         )
         act = self.rng.choices([act for act, _ in choices], [weight for _, weight in choices])[0]
         act()
@@ -160,7 +167,7 @@ class Actor:
 
     def _acquire(self) -> None:
         name = f"key-{self.book.boot}-{self.rng.randrange(30)}" if self.rng.random() < 0.5 else self._new("key")
-        key = self.book.keys[name]
+        key = self.book.key(name)
 
         def means(reply: Message) -> None:
             if reply["reply"] == "once.granted":
@@ -173,7 +180,7 @@ class Actor:
         self._ask(means, "once.acquire", run=self.book.run, key=name, wait_ms=self.rng.choice((0, WAIT_MS)))
 
     def _key_done(self, name: str, reply: Message) -> None:
-        key = self.book.keys[name]
+        key = self.book.key(name)
         with self.book.lock:
             self.book.facts += 1
             if reply["result"] not in key.offered or key.done not in (None, reply["result"]):
@@ -181,7 +188,7 @@ class Actor:
             key.done = reply["result"]
 
     def _finish_key(self, name: str, hold: Hold) -> None:
-        key, dice = self.book.keys[name], self.rng.random()
+        key, dice = self.book.key(name), self.rng.random()
         if dice < 0.2:
             self._release(hold)
             return
@@ -198,8 +205,9 @@ class Actor:
                 self.book.facts += 1
                 key.fails_told = max(key.fails_told, reply["attempts"])
 
-        key.fails_sent += 1
         self.book.end(hold)
+        with self.book.lock:
+            key.fails_sent += 1
         self._ask(failed, "once.fail", **fields, error="E: no", attempts=ATTEMPTS)
 
     # ---- jobs
@@ -221,7 +229,7 @@ class Actor:
         run = self.book.run
         now = window()
         if queue == "dear":
-            self.book.units_sent[now] += places * NEEDED_UNITS
+            self.book.add(self.book.units_sent, now, places * NEEDED_UNITS)
 
         def means(reply: Message) -> None:
             given = reply.get("jobs", [])
@@ -294,15 +302,18 @@ class Actor:
 
     def _take(self) -> None:
         units, now = self.rng.randint(1, 3), window()
-        self.book.units_sent[now] += units
+        self.book.add(self.book.units_sent, now, units)
+        fields = {"run": self.book.run, "limit": "day", "units": units, "keep": self.rng.random() < 0.5}
 
         def means(reply: Message) -> None:
             with self.book.lock:
                 self.book.facts += 1
                 if now == window():
                     self.book.units_told[now] += units
+            if fields["keep"]:
+                self.kept = (self.speaker.answered, {"verb": "limits.take", **fields}, reply)
 
-        self._ask(means, "limits.take", run=self.book.run, limit="day", units=units)
+        self._ask(means, "limits.take", **fields)
 
     def _slots(self) -> None:
         units = self.rng.randint(1, 2)
@@ -315,6 +326,31 @@ class Actor:
 
         fields = {"run": self.book.run, "pool": "pool", "units": units, "wait_ms": self.rng.choice((0, WAIT_MS))}
         self._ask(means, "slots.acquire", **fields)
+
+    def _look(self) -> None:
+        """What a reader was shown must be there afterwards, too."""
+        now = window()
+
+        def means(reply: Message) -> None:
+            with self.book.lock:
+                self.book.units_seen[now] = max(
+                    self.book.units_seen[now], reply.get("used", 0) if now == window() else 0
+                )
+
+        self._ask(means, "limits.get", limit="day")
+        with self.book.lock:
+            open_keys = [name for name, key in self.book.keys.items() if key.done is None]
+        if open_keys:
+            name = self.rng.choice(open_keys)
+            self._ask(lambda reply: self._see_key(name, reply), "once.get", run=self.book.run, key=name, wait_ms=0)
+
+    def _see_key(self, name: str, reply: Message) -> None:
+        if reply["reply"] == "once.done":
+            self._key_done(name, reply)
+        else:
+            with self.book.lock:
+                key = self.book.key(name)
+                key.fails_told = max(key.fails_told, reply.get("attempts", 0))
 
     def _reserve(self) -> None:
         amount, budget = self.rng.randint(1, 100), self.book.budget
@@ -359,11 +395,11 @@ class Actor:
     def _ack_timer(self) -> None:
         with self.book.lock:
             fired = [name for name, timer in self.book.timers.items() if timer.fired and not timer.acks_sent]
-        if not fired:
-            return
-        name = self.rng.choice(fired)
-        timer = self.book.timers[name]
-        timer.acks_sent += 1
+            if not fired:
+                return
+            name = self.rng.choice(fired)
+            timer = self.book.timers[name]
+            timer.acks_sent += 1
 
         def means(reply: Message) -> None:
             with self.book.lock:
@@ -371,15 +407,11 @@ class Actor:
                     self.book.blame(f"{name} was acknowledged twice")
                 timer.acked = True
 
-        try:
-            self._ask(means, "timers.ack", run=self.book.run, name=name)
-        except Refused as error:
-            if error.code != "CONFLICT" or timer.acks_sent < 2:
-                raise
+        self._ask(means, "timers.ack", run=self.book.run, name=name)
 
     def _arrive(self) -> None:
         name = f"barrier-{self.book.boot}"
-        self.book.barriers_sent[name] += 1
+        self.book.add(self.book.barriers_sent, name, 1)
 
         def means(reply: Message) -> None:
             with self.book.lock:
@@ -397,15 +429,12 @@ class Actor:
         self._ask(means, "events.read", run=self.book.run, after=self.cursor, limit=100)
 
     def _child(self) -> None:
+        run, state = "", self.rng.choice(("stopped", "finished"))
         with self.book.lock:
             active = [run for run, state in self.book.runs.items() if state == "active"]
-        if active and self.rng.random() < 0.5:
-            run = self.rng.choice(active)
-            state = self.rng.choice(("stopped", "finished"))
-            with self.book.lock:
+            if active and self.rng.random() < 0.5:
+                run = self.rng.choice(active)
                 self.book.runs[run] = "ending"
-        else:
-            run = ""
 
         def means(reply: Message) -> None:
             self.book.id(reply["run"], self._new("run") if not run else self.book.ids[run])

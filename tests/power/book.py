@@ -10,7 +10,9 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 SLOTS = 3  # units of the pool
 UNITS_MAX = 2**50  # of the limit and the budgets: they are never exhausted
@@ -86,7 +88,7 @@ class Book:
         self.run = ""
         self.tokens: dict[int, str] = {}
         self.ids: dict[str, str] = {}
-        self.keys: defaultdict[str, Key] = defaultdict(Key)
+        self.keys: dict[str, Key] = {}
         self.jobs: dict[str, Job] = {}
         self.timers: dict[str, Timer] = {}
         self.reservations: dict[str, Reservation] = {}
@@ -97,11 +99,21 @@ class Book:
         self.events: dict[int, tuple[str, int]] = {}
         self.slots: dict[int, tuple[Hold, int]] = {}  # by token
         self.units_told: defaultdict[int, int] = defaultdict(int)  # by window
+        self.units_seen: defaultdict[int, int] = defaultdict(int)
         self.units_sent: defaultdict[int, int] = defaultdict(int)
         self.facts = 0
 
     def blame(self, what: str) -> None:
         self.wrong.append(f"boot {self.boot}: {what}")
+
+    def key(self, name: str) -> Key:
+        with self.lock:
+            return self.keys.setdefault(name, Key())
+
+    def add(self, counts: dict[T, int], name: T, count: int) -> None:
+        """Counts what is about to be sent."""
+        with self.lock:
+            counts[name] += count
 
     # ---- numbers
 

@@ -58,10 +58,19 @@ class Machine:
             time.sleep(TRIES_S)
         raise AssertionError(f"the daemon does not listen: {self.said()}")
 
+    def stop(self, within_s: float) -> None:
+        """Tells the daemon to end, and waits as long for it, or until it has ended."""
+        assert self._daemon is not None
+        self._daemon.terminate()
+        try:
+            assert self._daemon.wait(within_s) == 0, self.said()
+        except subprocess.TimeoutExpired:
+            pass
+
     def cut(self, rng: random.Random) -> Cut:
         """Ends the daemon and leaves on the disk what had to arrive there, and what happened to."""
         assert self._daemon is not None
-        assert self._daemon.poll() in (None, -signal.SIGKILL), f"the daemon has ended by itself: {self.said()}"
+        assert self._daemon.poll() in (None, 0, -signal.SIGKILL), f"the daemon has ended by itself: {self.said()}"
         self._daemon.kill()
         self._daemon.wait()
         self.home.socket.unlink(missing_ok=True)
@@ -89,7 +98,7 @@ class Machine:
         """The end of what the daemon has to say."""
         return self.output.read_text()[-3_000:]
 
-    def local(self, worker: str) -> Speaker:
+    def local(self, worker: str, **hello: str) -> Speaker:
         """A session over the Unix socket; it is not connected yet."""
 
         def connect() -> socket.socket:
@@ -98,7 +107,7 @@ class Machine:
             sock.connect(str(self.home.socket))
             return sock
 
-        return Speaker(connect, worker)
+        return Speaker(connect, worker, **hello)
 
     def remote(self, worker: str, secret: str) -> Speaker:
         """A session over TCP: it survives a cut."""

@@ -44,6 +44,7 @@ class Speaker:
         self._rest = b""
         self.runs: list[str] = []
         self.open: tuple[int, Message] | None = None  # the request that has no answer yet
+        self.answered = 0  # the id of the last request that was answered
         self.lost: list[int] = []  # tokens of which the daemon says that they are gone
 
     def connect(self) -> Message:
@@ -70,6 +71,10 @@ class Speaker:
         self.open[1]["again"] = True
         return self._finish()
 
+    def ask_again(self, number: int, message: Message) -> Message:
+        """The answer to a request that has had one, once more. Raises CutOff; an error is an answer."""
+        return self._ask(number, {**message, "again": True})
+
     def _finish(self) -> Message:
         assert self.open is not None
         number, message = self.open
@@ -82,7 +87,7 @@ class Speaker:
                 raise Refused(reply)
             time.sleep(PAUSE_S)  # as PROTOCOL.md asks: it is sent once more, after a pause
             message["again"] = True
-        self.open = None
+        self.open, self.answered = None, number
         return reply
 
     def post(self, verb: str, **fields: Any) -> None:

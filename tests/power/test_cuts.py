@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.power import golden
 from tests.power.actors import Actor, declare, window
 from tests.power.book import Book
 from tests.power.checks import Checks
@@ -163,6 +164,16 @@ def test_the_power_fails_while_the_log_is_copied(world: World) -> None:
     world.boot()
 
 
+def test_the_power_fails_around_a_clean_stop(world: World) -> None:
+    """While the daemon ends, and after that: it has not promised more to the disk than is there."""
+    for _ in range(CUTS):
+        world.boot()
+        world.work()
+        world.machine.stop(world.rng.choice((0.01, 0.1, 10)))
+        world.cut()
+    world.boot()
+
+
 def test_the_power_fails_at_the_first_start(tmp_path: Path, library: Path) -> None:
     """The directory is empty, or has what a start left that was cut short; then it is a start like any other."""
     steps = 100
@@ -177,6 +188,31 @@ def test_the_power_fails_at_the_first_start(tmp_path: Path, library: Path) -> No
             world.work()
             world.cut()
             world.boot()
+        finally:
+            world.close()
+
+
+@pytest.mark.parametrize("version", ["v2", "v7", "v8"])
+def test_the_power_fails_during_an_upgrade(tmp_path: Path, library: Path, version: str) -> None:
+    """Of a database that an older daemon has left; perhaps more than once."""
+    steps = 300
+    print(f"\nupgrade from {version}: POWER_CUTS={CUTS} POWER_SEED={SEED}")
+    for number in range(max(1, CUTS // 6)):
+        place = tmp_path / str(number)
+        place.mkdir()
+        world = World(Machine(place, library), f"{SEED} {version} {number}")
+        golden.lay_down(world.machine.home.state_dir, version)
+        try:
+            for _ in range(world.rng.randint(1, 3)):
+                world.break_start(steps)
+                golden.check_backup(world.machine, version)
+            steps = world.boot()
+            golden.check(world.machine)
+            world.work()
+            world.cut()
+            golden.check_backup(world.machine, version)
+            world.boot()
+            golden.check(world.machine)
         finally:
             world.close()
 
