@@ -15,12 +15,16 @@ from runstated.store.files import BATCH
 NUMBER = "INSERT OR REPLACE INTO counters (counter, value) VALUES (?, ?)"
 
 
+FAILURES = (sqlite3.Error, MemoryError)  # the latter is Python's word for SQLite's NOMEM
+
+
 class CommitFailed(Exception):
     """A batch was not written. ``took_place``: False when nothing of it is on disk; True when all of it is, and only
-    the answer was lost; None when nobody knows."""
+    the answer was lost; None when nobody knows. To write it once more does no harm in any case: rows are replaced by
+    their keys."""
 
-    def __init__(self, cause: sqlite3.Error, took_place: bool | None) -> None:
-        super().__init__(str(cause))
+    def __init__(self, cause: sqlite3.Error | MemoryError, took_place: bool | None) -> None:
+        super().__init__(str(cause) or "out of memory")
         self.cause = cause
         self.took_place = took_place
 
@@ -47,8 +51,10 @@ class Database:
             connection.execute(NUMBER, (BATCH, self.batch + 1))
             in_commit = True
             connection.execute("COMMIT")
-        except sqlite3.Error as error:
-            raise CommitFailed(error, self._took_place() if in_commit else self._rolled_back()) from error
+        except FAILURES as error:
+            took_place = self._took_place() if in_commit else self._rolled_back()
+            self.batch += took_place is True
+            raise CommitFailed(error, took_place) from error
         self.batch += 1
 
     def _write(self, batch: Batch) -> None:
@@ -67,11 +73,11 @@ class Database:
             connection.executemany(NUMBER, batch.numbers.items())
 
     def _rolled_back(self) -> bool | None:
-        """Nothing was committed."""
+        """False: nothing was committed; None where even that cannot be made sure of."""
         try:
             if self.connection.in_transaction:
                 self.connection.execute("ROLLBACK")
-        except sqlite3.Error:
+        except FAILURES:
             return None  # the connection is of no use any more; a new one sees what is on disk
         return False
 
@@ -81,7 +87,7 @@ class Database:
             return None
         try:
             return self.last_batch() == self.batch + 1
-        except sqlite3.Error:
+        except FAILURES:
             return None
 
     # ------------------------------------------------------------------ reading

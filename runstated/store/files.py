@@ -180,7 +180,8 @@ def put_aside(database: Path, second: int) -> Path | None:
 
 
 class Files:
-    """The files of an open database, as they were when it was opened."""
+    """The files of an open database, as they were when it was opened. ``is_log_empty``: we ourselves have emptied the
+    log."""
 
     def __init__(self, database: Path) -> None:
         self.database = database
@@ -190,6 +191,8 @@ class Files:
         self._name = os.fspath(database)
         self._size = _size(database)
         self._copying = 0
+        self.is_log_empty = False
+        self._log_name = os.fspath(log_of(database))
 
     def sync_log(self) -> None:
         """Makes sure that the log survives a power cut from here on, if not all that is in it."""
@@ -216,7 +219,7 @@ class Files:
                 continue  # the disk, or what is above it: nobody has taken the file away
             if (found.st_dev, found.st_ino) != known:
                 return f"{name} was replaced"
-            if not found.st_size:
+            if not found.st_size and not (name == self._log_name and self.is_log_empty):
                 return f"{name} was emptied"
             if name == self._name and self._is_cut(found.st_size):
                 return f"{name} was cut off"
@@ -229,7 +232,7 @@ class Files:
         """Whether all that was committed can still be copied into the database: it is there, and our log, though its
         name is gone, is open."""
         wal = log_of(self.database)
-        is_emptied = _identity(wal) == self._known[os.fspath(wal)] and not _size(wal)
+        is_emptied = _identity(wal) == self._known[self._log_name] and not _size(wal) and not self.is_log_empty
         is_there = _identity(self._name) == self._known[self._name] and not self._is_cut(_size(self.database))
         return is_there and not is_emptied
 

@@ -59,7 +59,7 @@ class StoreError(Exception):
 
 
 class Store:
-    """An open database file. ``write`` and ``read`` run a function on the thread of their connection."""
+    """An open database file. ``write`` and ``run_read`` run a function on the thread of their connection."""
 
     def __init__(self, path: Path, sync: Literal["full", "normal"]) -> None:
         self.path = path
@@ -69,11 +69,12 @@ class Store:
         self.files = files.Files(path)
         self.folds: Callable[[], None] = lambda: None  # told before a checkpoint
         self.database: Database  # of the writer
-        self._lock = threading.RLock()  # one at a time on the writer
+        self._lock = threading.Lock()  # one at a time on the writer
         self._syncs: deque[bool] = deque(maxlen=SYNCS_LOOKED_AT)  # whether each took SLOW_S
         self._slow_syncs = 0
         self._slow_until_s = 0.0
         self._is_log_suspect = False  # a sync of it has failed
+        self._is_writer_lost = False  # its connection has failed in a way that only a new one gets out of
         self._writer: aiosqlite.Connection | None = None
         self._reader: aiosqlite.Connection | None = None
         self._keeper: aiosqlite.Connection | None = None
@@ -118,47 +119,68 @@ class Store:
     def commit(self, batch: Batch, *, durable: bool = True) -> None:
         """Writes a batch, in the caller's thread; see Database.commit. Raises CommitFailed."""
         began_s = perf_counter()
-        try:
-            with self._lock:
-                self.database.commit(batch, durable=durable)
-        except CommitFailed as failed:
-            code: int = getattr(failed.cause, "sqlite_errorcode", IOERR) & 0xFF
-            self._is_log_suspect |= code == IOERR
-            raise
+        with self._lock:
+            self._commit(batch, durable)
         if durable:
             self._count(perf_counter() - began_s)
 
-    async def commit_aside(self, batch: Batch) -> None:
+    async def commit_aside(self, batch: Batch, *, durable: bool = True) -> None:
         """The same on the writer's thread. Raises CommitFailed."""
-        await _on_thread(self._writer, lambda _: self.commit(batch))
+        await _on_thread(self._writer, lambda _: self.commit(batch, durable=durable))
+
+    def _commit(self, batch: Batch, durable: bool = True) -> None:
+        if self._is_log_suspect:
+            raise CommitFailed(sqlite3.OperationalError("disk I/O error: the log could not be copied"), False)
+        try:
+            self.database.commit(batch, durable=durable)
+        except CommitFailed as failed:
+            self._suspect(failed.cause)
+            self._is_writer_lost |= failed.took_place is None
+            raise
 
     async def commit_again(self, batch: Batch) -> None:
         """Writes all that is owed after a commit has failed. After a failed sync nothing is appended to that log: what
         it covered may be lost although a later sync succeeds, and would hide all that follows. So the log is copied
-        into the file first, and begins anew.
+        into the file first, and begins anew. It waits for those who read, and fails where one goes on for long.
 
         Raises CommitFailed, sqlite3.Error.
         """
-        if self._writer is None:
-            await self._open_writer()
-        await _on_thread(self._writer, lambda _: self._commit_again(batch))
+        if self._is_writer_lost:
+            await self.reopen()
+        await self._need_writer()
+        if self._is_log_suspect:
+            self.folds()
+        self.files.copying(True)
+        try:
+            await _on_thread(self._writer, lambda _: self._commit_again(batch))
+        finally:
+            self.files.copying(False)
 
     def _commit_again(self, batch: Batch) -> None:
         with self._lock:
-            if self.database.connection.in_transaction:
-                self.database.connection.execute("ROLLBACK")
+            connection = self.database.connection
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
             self.database.batch = self.database.last_batch()
             if self._is_log_suspect:
-                if not _checkpoint(self.database.connection, "TRUNCATE"):
+                self.files.is_log_empty = True  # by us, until something is written
+                if not _checkpoint(connection, "TRUNCATE"):
                     raise sqlite3.OperationalError("the log cannot be copied: somebody reads it")
                 self._is_log_suspect = False
-            self.commit(batch)
+            self._commit(batch)
+            self.files.is_log_empty = False
+
+    def _suspect(self, error: BaseException) -> None:
+        """It may have been a sync of the log that failed."""
+        code: int = getattr(error, "sqlite_errorcode", IOERR) & 0xFF  # told from Python 3.11 on
+        self._is_log_suspect |= code == IOERR
 
     def is_slow(self) -> bool:
-        """Whether commits are to go to the writer's thread, so that the loop does not wait for the disk."""
+        """Whether commits are to go to the writer's thread, so that the loop does not wait for the disk, nor for what
+        that thread does with the writer now."""
         if self._slow_until_s and perf_counter() > self._slow_until_s:
             self._slow_until_s = 0.0
-        return bool(self._slow_until_s) or self._slow_syncs * 100 > SYNCS_LOOKED_AT
+        return bool(self._slow_until_s) or self._slow_syncs * 100 > SYNCS_LOOKED_AT or self._lock.locked()
 
     def _count(self, took_s: float) -> None:
         is_slow = took_s >= SLOW_S
@@ -185,10 +207,7 @@ class Store:
 
         Raises sqlite3.OperationalError when the file cannot be opened again after an earlier failure.
         """
-        if self._writer is None:
-            async with self._opening:
-                if self._writer is None:
-                    await self._open_writer()
+        await self._need_writer()
         return await _on_thread(self._writer, lambda connection: self._alone(connection, function))
 
     def _alone(self, connection: sqlite3.Connection, function: Callable[[sqlite3.Connection], T]) -> T:
@@ -213,6 +232,9 @@ class Store:
         try:
             await _on_thread(self._keeper, lambda connection: _checkpoint(connection, "PASSIVE"))
             return await self.write(self._restart_log)
+        except sqlite3.Error as error:
+            self._suspect(error)
+            raise
         finally:
             self.files.copying(False)
 
@@ -224,7 +246,11 @@ class Store:
     async def shrink(self) -> bool:
         """Gives a few of the free pages back, if there are more than are kept; whether there are more to come. The file
         itself gets smaller with the next checkpoint."""
-        return await self.write(_shrink)
+        try:
+            return await self.write(_shrink)
+        except sqlite3.Error as error:
+            self._suspect(error)
+            raise
 
     def is_log_long(self) -> bool:
         """Whether the WAL should be copied into the file: when that is worth it, and before it takes the room that the
@@ -273,6 +299,12 @@ class Store:
         """Size of the database file."""
         return _size(self.path)
 
+    async def reopen(self) -> None:
+        """Gives up the writer's connection; whoever needs one next opens it."""
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            await _close(writer)
+
     async def close(self) -> None:
         """Closes all connections; the last one folds the WAL into the file."""
         for connection in (self._keeper, self._reader, self._writer):
@@ -285,6 +317,11 @@ class Store:
         if 0 < version < schema.VERSION:
             saved = await asyncio.to_thread(before_upgrade, self.path, version)
             log.info("the database of version %d was saved in %s before its upgrade", version, saved)
+
+    async def _need_writer(self) -> None:
+        async with self._opening:  # an upkeep and a retry must not open two
+            if self._writer is None:
+                await self._open_writer()
 
     async def _open_writer(self) -> None:
         def settings(connection: sqlite3.Connection) -> None:
@@ -299,6 +336,7 @@ class Store:
         known = getattr(self, "database", None)
         self.database = Database(raw, is_synced=self.sync == "full")
         self.database.batch = known.batch if known is not None else 0
+        self._is_writer_lost = False
 
 
 def check() -> None:
