@@ -52,6 +52,7 @@ class Actor:
     def __init__(self, name: str, speaker: Speaker, book: Book, rng: random.Random, payload: int) -> None:
         self.name, self.speaker, self.book, self.rng = name, speaker, book, rng
         self.payload = payload  # bytes of the larger results and inputs
+        self.pause_s = 0.0  # the longest between two requests
         self.is_remote = name.startswith("far")
         self.key = ""
         self.count = 0
@@ -71,6 +72,7 @@ class Actor:
         try:
             while True:
                 self._act()
+                time.sleep(self.pause_s * self.rng.random())
         except CutOff:
             pass
         except BaseException:

@@ -40,6 +40,7 @@ class Key:
     fails_sent: int = 0
     fails_told: int = 0
     hold: Hold | None = None
+    last_token: int = 0
 
 
 @dataclass
@@ -53,6 +54,7 @@ class Job:
     done: str | None = None
     attempt: int = 0
     hold: Hold | None = None
+    last_token: int = 0
 
 
 @dataclass
@@ -150,7 +152,9 @@ class Book:
                 self.blame(f"{name} was given to {hold.who}, but {other.who} holds it")
             if thing.done is not None:
                 self.blame(f"{name} was given to {hold.who}, but was done")
-            thing.hold = hold
+            if hold.token <= thing.last_token:
+                self.blame(f"{name} was given under {hold.token}, and before under {thing.last_token}")
+            thing.hold, thing.last_token = hold, hold.token
 
     def give_slots(self, hold: Hold, units: int) -> None:
         with self.lock:

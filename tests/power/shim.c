@@ -7,7 +7,8 @@
  *
  *     POWER_DIR     the directory, as the program spells it (absolute)
  *     POWER_LOG     the log: records of `struct record`, each followed by `length` bytes
- *     POWER_FAIL    optional, SUFFIX:FIRST:COUNT: so many syncs of files with that suffix fail with EIO
+ *     POWER_FAIL    optional, SUFFIX:FIRST:COUNT: so many syncs of files with that suffix fail with EIO;
+ *                   ~SUFFIX: only through descriptors that have written nothing (SQLite copies a log through one)
  *     POWER_ARM     optional: they are counted from when this file is there
  *     POWER_END     optional: the program is killed when the log has so many records
  *     POWER_BOOT    optional: the file that is read in place of the kernel's boot id
@@ -64,6 +65,7 @@ static char fail_suffix[64];
 static long fail_first, fail_count;
 static long matching_syncs;
 static uint32_t handles[DESCRIPTORS]; /* by descriptor; 0: not ours */
+static char writes[DESCRIPTORS];      /* by descriptor: whether something was written through it */
 static char fails[DESCRIPTORS];       /* by descriptor: whether POWER_FAIL is about it */
 static uint32_t last_handle;
 static uint64_t records;
@@ -159,7 +161,8 @@ static int open_noted(int (*opener)(int, const char *, int, ...), int at, const 
     if (fd >= DESCRIPTORS) abort();
     if (fd >= 0) {
         handles[fd] = handle;
-        fails[fd] = fail_count > 0 && ends_with(path, fail_suffix);
+        fails[fd] = fail_count > 0 && ends_with(path, fail_suffix + (fail_suffix[0] == '~'));
+        writes[fd] = 0;
         if (!changes) note_text(OPENED, handle, 0, path);
     } else if (changes) {
         note_text(UNKNOWN, handle, 0, "an open that failed");
@@ -281,6 +284,7 @@ static ssize_t write_noted(int fd, const struct iovec *data, int count, off_t of
     if (handle) {
         off_t place = offset;
         if (!is_at) place = lseek(fd, 0, REAL(fcntl)(fd, F_GETFL) & O_APPEND ? SEEK_END : SEEK_CUR);
+        writes[fd] = 1;
         note(WRITTEN, handle, (uint64_t)place, data, count);
     }
     ssize_t result = is_at ? REAL(pwritev)(fd, data, count, offset) : REAL(writev)(fd, data, count);
@@ -343,7 +347,7 @@ int ftruncate64(int fd, off64_t size)
 
 static int is_to_fail(int fd)
 {
-    if (!fails[fd] || (arm[0] && access(arm, F_OK))) return 0;
+    if (!fails[fd] || (fail_suffix[0] == '~' && writes[fd]) || (arm[0] && access(arm, F_OK))) return 0;
     long number = ++matching_syncs;
     return number >= fail_first && number < fail_first + fail_count;
 }

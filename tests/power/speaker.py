@@ -5,7 +5,6 @@ Unlike the library, it survives a power cut as a machine of its own would, and k
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import struct
@@ -39,6 +38,7 @@ class Speaker:
 
     def __init__(self, connect: Callable[[], socket.socket], worker: str, **hello: Any) -> None:
         self._connect = connect
+        self._socket: socket.socket | None = None
         self._hello = {"session": os.urandom(8).hex(), "worker": worker, "pid": os.getpid(), **hello}
         self._last_id = 0
         self._rest = b""
@@ -50,6 +50,7 @@ class Speaker:
     def connect(self) -> Message:
         """Says hello, as a new session or the old one; the welcome."""
         self._rest = b""
+        self.close()
         self._socket = self._connect()
         self._socket.settimeout(PATIENCE_S)
         hello = {"verb": "hello", "protocol": 1, "protocol_min": 1, **self._hello, "runs": self.runs}
@@ -111,12 +112,14 @@ class Speaker:
 
     def _send(self, number: int, message: Message) -> None:
         body = msgspec.msgpack.encode(message)
+        assert self._socket is not None
         try:
             self._socket.sendall(HEAD.pack(len(body) + 8, number) + body)
         except OSError:
             pass  # what has arrived before is read first
 
     def _receive(self) -> tuple[int, Message]:
+        assert self._socket is not None
         while True:
             if len(self._rest) >= HEAD.size:
                 length, number = HEAD.unpack_from(self._rest)
@@ -136,5 +139,5 @@ class Speaker:
             self._rest += data
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):
+        if self._socket is not None:
             self._socket.close()

@@ -41,6 +41,7 @@ class World:
         self.book = Book()
         self.far: list[Actor] = []
         self.near: list[Actor] = []
+        self.busy: list[Actor] = []
 
     def boot(self, fail: str = "") -> int:
         """Switches the machine on; the far clients come back, and all that was told is compared. How many records the
@@ -96,18 +97,26 @@ class World:
             time.sleep(0.001)
         time.sleep(self.rng.choice((0, 0.005, 0.05, 0.5)) * self.rng.random())
 
-    def _go(self) -> None:
+    def work_quietly(self) -> None:
+        """Little load, and none from far away: there are moments in which nothing has to be synced."""
+        self._go([])
+        for actor in self.near:
+            actor.pause_s = 0.05
+        time.sleep(self.rng.uniform(SHORTEST_S, LONGEST_S))
+
+    def _go(self, far: list[Actor] | None = None) -> None:
         self.near = [self._actor(f"near{n}") for n in range(NEAR)]
         self.machine.disk.arm()
-        for actor in (*self.near, *self.far):
+        self.busy = [*self.near, *(self.far if far is None else far)]
+        for actor in self.busy:
             actor.go()
 
     def cut(self) -> Cut:
         """The power fails. What was on its way to the clients arrives."""
         cut = self.machine.cut(self.rng)
-        for actor in (*self.near, *self.far):
-            if actor.thread is not None:
-                actor.join()
+        for actor in self.busy:
+            actor.join()
+        self.busy = []
         self.book.lose_power()
         print(f"  boot {self.machine.boot}: {self.book.facts} facts; {cut}", flush=True)
         assert not self.book.wrong, "\n".join(self.book.wrong)
@@ -135,6 +144,16 @@ def test_the_power_fails_under_load(world: World) -> None:
     world.boot()
 
 
+def test_the_power_fails_when_little_is_synced(world: World) -> None:
+    for _ in range(CUTS):
+        world.boot(
+            world.rng.choice(("", "", f"~-wal:1:{world.rng.randint(1, 3)}", f"-wal:{world.rng.randint(1, 20)}:1"))
+        )
+        world.work_quietly()
+        world.cut()
+    world.boot()
+
+
 def test_the_power_fails_again_while_the_daemon_starts(world: World) -> None:
     """At any step of recovering: the second cut comes at a record of the log at random."""
     for _ in range(CUTS):
@@ -158,7 +177,7 @@ def test_the_power_fails_while_the_log_is_copied(world: World) -> None:
     database fails, once or from then on."""
     world.payload = 60_000
     for _ in range(CUTS):
-        world.boot(world.rng.choice(("", "", "runstate.db:1:1", "runstate.db:1:1000")))
+        world.boot(world.rng.choice(("", "runstate.db:1:1", "runstate.db:1:1000", "~-wal:1:1")))
         world.work_until_checkpoint()
         world.cut()
     world.boot()

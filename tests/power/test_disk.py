@@ -111,6 +111,12 @@ def test_what_a_failed_sync_was_for_is_not_covered_by_the_next(disk: Disk, run: 
     assert disk.cut(random.Random(0)).failed == 1
 
 
+def test_a_sync_may_fail_only_for_who_has_not_written(disk: Disk, run: Run) -> None:
+    other = "other = os.open(where + '/data', os.O_RDWR)\ntry: os.fsync(other)\nexcept OSError: os.fsync(fd)"
+    run(*SAFE, ARM, "at(0, 'x'); os.fsync(fd); at(1, 'y')", other, fail="~data:1:1")
+    assert cuts(disk) == {"xb", "xy"}
+
+
 def test_what_is_written_again_after_a_failed_sync_is_covered(disk: Disk, run: Run) -> None:
     run(*SAFE, ARM, "at(0, 'x')\ntry: os.fsync(fd)\nexcept OSError: pass", "at(0, 'z'); os.fsync(fd)", fail="data:1:1")
     assert cuts(disk) == {"zb"}
