@@ -239,6 +239,9 @@ class Engine:
         self._is_scheduled = False
         if self._is_busy:
             return
+        if self._trouble.may_try():  # somebody asks: the disk may work again
+            self._retry_at_once()
+            return
         entries = self._take()
         try:
             done = self._turns.run(entries)
@@ -313,19 +316,27 @@ class Engine:
         self._trouble.owe(batch)
         self._trouble.begin(failed.cause)
         self._turns.pause()
+        self._say_in_trouble()
         if failed.took_place is None or not is_full(failed.cause):
             self._retry_later(self._trouble.next_retry_s())
         else:
             self._retry_later(0)  # after room was made
 
     def _retry_later(self, after_s: float) -> None:
+        self._trouble.tried()
         if self._retry_timer is None:
-            self._retry_timer = self._loop.call_later(after_s, lambda: self._spawn(self._retry()))
+            self._retry_timer = self._loop.call_later(after_s, self._retry_at_once)
+
+    def _retry_at_once(self) -> None:
+        if self._retry_timer is not None:
+            self._retry_timer.cancel()
+            self._retry_timer = None
+        if not self._is_busy:
+            self._is_busy = True
+            self._spawn(self._retry())
 
     async def _retry(self) -> None:
         """Tries whether the disk works again, with all that is owed."""
-        self._retry_timer = None
-        self._is_busy = True
         try:
             await self._upkeep.make_room()
             self._trouble.owe(self._turns.take_batch())

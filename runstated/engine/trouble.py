@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 
 RETRY_S_MIN = 0.5  # how soon a commit is tried again ...
 RETRY_S_MAX = 5.0  # ... doubling up to this
+TRY_EACH_MS = 100  # who asks meanwhile makes the disk be tried at once, if the last try is as old as this
 QUIET_MS = 60_000  # trouble that comes and goes (a disk with room for some writes) is logged once in this time
 ANSWERED = (wire.Welcome, wire.StatusView)  # replies that leave while the disk refuses
 
@@ -36,6 +37,7 @@ class Trouble:
         self._clock = clock
         self._quiet_until_ms = clock.steady_ms()
         self._was_told = False
+        self._tried_ms = 0
         self._rows: dict[Table[Any], dict[Hashable, Row | None]] = {}
         self._numbers: dict[str, int] = {}
 
@@ -69,6 +71,14 @@ class Trouble:
     def owed(self) -> Batch:
         """All of it."""
         return Batch(self._rows, self._numbers)
+
+    def may_try(self) -> bool:
+        """Whether the last try is long enough ago."""
+        return self.why is not None and self._clock.steady_ms() - self._tried_ms >= TRY_EACH_MS
+
+    def tried(self) -> None:
+        """A try has just ended."""
+        self._tried_ms = self._clock.steady_ms()
 
     def next_retry_s(self) -> float:
         """How long to wait before the next try."""
