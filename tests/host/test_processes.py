@@ -261,7 +261,7 @@ def test_describe_shows_the_command_line_bounded_and_harmless(child: Children) -
 
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare")
 def test_a_proc_of_another_pid_namespace_is_not_believed() -> None:
-    ask = "from runstated import processes; print(processes.of_self())"
+    ask = "from runstated.host import processes; print(processes.of_self())"
     done = subprocess.run(
         ["unshare", "--pid", "--fork", sys.executable, "-c", ask],
         capture_output=True,
@@ -411,7 +411,7 @@ def test_running_out_of_descriptors_only_when_the_pidfd_is_made_is_reported_too(
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare")
 def test_a_peer_outside_our_pid_namespace_is_not_visible(tmp_path: Path) -> None:
     ask = (
-        "import socket, sys; from runstated import processes\n"
+        "import socket, sys; from runstated.host import processes\n"
         "listener = socket.socket(socket.AF_UNIX); listener.bind(sys.argv[1]); listener.listen()\n"
         "print('up', flush=True); connection, _ = listener.accept(); pid = processes.peer(connection).pid\n"
         "print(pid, processes.open_pidfd(connection, pid))\n"

@@ -289,7 +289,7 @@ async def rows(it: Life) -> set[tuple[str, str]]:
             (name, repr(row)) for name in tables - {"counters"} for row in connection.execute(f"SELECT * FROM {name}")
         }
 
-    return await it.engine.store.read(read)
+    return await it.engine.store.run_read(read)
 
 
 def without(answer: Any, ids: Ids) -> str:
@@ -334,8 +334,11 @@ def test_an_id_of_another_space_is_one_that_does_not_exist(tmp_path: Path) -> No
             a, x = await two_spaces(it)
             theirs = await one_of_everything(a, "their")
             of_theirs = await rows(it)
-            state = {token: (hold.session, hold.length_ms) for token, hold in it.engine.memory.holds.items()}
-            calls = set(it.engine.memory.calls)
+            state = {
+                token: (hold.session, hold.length_ms)
+                for token, hold in it.engine.spaces.of("theirs").holds.of_token.items()
+            }
+            calls = set(it.engine.spaces.of("theirs").lines.calls)
             own = await one_of_everything(x, "own0")
             nobodys = replace(UNKNOWN, run=f"r999-{it.engine.store.instance}")  # as ids of this database look
 
@@ -343,9 +346,9 @@ def test_an_id_of_another_space_is_one_that_does_not_exist(tmp_path: Path) -> No
                 status, answer = await x.call(endpoint, make(ids), ids.space)
                 now = await rows(it)
                 assert of_theirs <= now, f"{endpoint}: something of theirs is gone or has changed"
-                holds = it.engine.memory.holds
+                holds = it.engine.spaces.of("theirs").holds.of_token
                 assert {token: (holds[token].session, holds[token].length_ms) for token in state} == state
-                assert calls <= set(it.engine.memory.calls)
+                assert calls <= set(it.engine.spaces.of("theirs").lines.calls)
                 seen = without(answer, ids)
                 assert "their" not in seen, f"{endpoint}: {seen}"
                 return status, f"{status} {seen}"

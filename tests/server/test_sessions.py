@@ -76,7 +76,7 @@ def test_a_remote_session_that_is_away_and_holds_nothing_ends(tmp_path: Path, ov
             assert len(of) == 1
             await it.pass_ms(2 * RESUME_MS)
             assert len(of) == 0
-            assert not it.engine.memory.sessions
+            assert not it.engine.spaces.of("default").lines.sessions
             of.drain()
 
     play(story())
@@ -92,11 +92,11 @@ def test_a_remote_session_that_is_away_stays_for_as_long_as_it_holds_something(t
             of.lost(named("tcp"), line)
             await it.pass_ms(5 * RESUME_MS)
             assert len(of) == 1
-            assert len(it.engine.memory.holds) == 1
+            assert len(it.engine.spaces.of("default").holds.of_token) == 1
             await it.pass_ms(LEASE_MS)
             await it.pass_ms(2 * RESUME_MS)
             assert len(of) == 0
-            assert not it.engine.memory.holds
+            assert not it.engine.spaces.of("default").holds.of_token
             of.drain()
 
     play(story())

@@ -251,7 +251,9 @@ def test_batches_are_numbered_if_they_change_something(tmp_path: Path) -> None:
             before = daemon.engine.batch
             await daemon.answer(waits)
             assert daemon.engine.batch == before
-            rows = await daemon.engine.store.read(lambda c: c.execute("SELECT counter, value FROM counters").fetchall())
+            rows = await daemon.engine.store.run_read(
+                lambda c: c.execute("SELECT counter, value FROM counters").fetchall()
+            )
             assert dict(rows)["batch"] == before
 
     play(run())
