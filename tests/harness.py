@@ -204,6 +204,7 @@ class Harness:
         weakref.finalize(self, self.connection.close)  # in whatever thread; Python 3.13 warns of one left open
         if not self.connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
             _new_database().backup(self.connection)
+        schema.migrate(self.connection)  # one from before
         self.clients: dict[str, Client] = {}
         self.cache = Cache()
         self._tickets = 0

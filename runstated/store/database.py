@@ -12,6 +12,7 @@ from runstated.store import sql
 from runstated.store.batch import Batch
 from runstated.store.files import BATCH
 
+COUNTERS = "CREATE TABLE counters (counter TEXT NOT NULL PRIMARY KEY, value BIGINT NOT NULL) WITHOUT ROWID"
 NUMBER = "INSERT OR REPLACE INTO counters (counter, value) VALUES (?, ?)"
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from runstated.domain import nouns
 from runstated.domain.tables import Table
 from runstated.store import history, sql, to_version_9
+from runstated.store.database import COUNTERS
 
 APPLICATION_ID = 0x52554E53  # "RUNS", so that `file` and we can tell our database from another
 
@@ -21,7 +22,6 @@ _SHORT_ROWS = tuple(
     f"CREATE TABLE {table}"
     for table in ("counters", "replies", "queue_counts", "job_counts", "queue_needs", "units", "arrivals", "once_keys")
 )
-COUNTERS = "CREATE TABLE counters (counter TEXT NOT NULL PRIMARY KEY, value BIGINT NOT NULL) WITHOUT ROWID"
 
 Step = Callable[[sqlite3.Connection], None]
 

@@ -59,7 +59,7 @@ def test_a_backup_is_a_private_file_of_one_moment_while_others_write(database: P
 
     def write() -> None:
         connection = sqlite3.connect(database, isolation_level=None)
-        connection.execute("INSERT INTO events VALUES (0, 'r', 't', 1, zeroblob(3000000))")
+        connection.execute("INSERT INTO events VALUES (0, 's', 'r', '/r/', 't', 1, zeroblob(3000000))")
         number = 0
         while not done.is_set():
             number += 1

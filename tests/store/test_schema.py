@@ -1,27 +1,21 @@
 from __future__ import annotations
 
-import ast
 import gzip
-import logging
-import re
 import shutil
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import sqlglot
 
 from runstate import wire
-from runstated.domain import leases, replies, tidy
+from runstated.domain import replies
 from runstated.domain.access import Access
 from runstated.store import schema
-from tests.faults.test_sqlite_faults import Faulty, story
-from tests.harness import Client, Connection, Harness
+from tests.harness import Client, Harness
 
+VERSIONS = (1, 2, 7, 8, 9)  # of the golden files
 GOLDEN = Path(__file__).parents[1] / "golden"
-SOURCE = Path(schema.__file__).parents[1]
-VERBS = ("SELECT ", "INSERT ", "UPDATE ", "DELETE ")
 
 
 @pytest.fixture
@@ -45,7 +39,6 @@ def test_a_new_file_gets_the_id_the_version_and_all_tables(connection: sqlite3.C
     assert tables(connection) == [
         "arrivals", "barriers", "budgets", "counters", "events", "job_counts", "jobs", "keys", "leases", "ledger",
         "limits", "needs", "once_keys", "pools", "queues", "replies", "reservations", "runs", "sessions", "timers",
-        "units",
     ]  # fmt: skip
 
 
@@ -76,12 +69,16 @@ def test_steps_are_taken_one_by_one_and_a_failing_one_leaves_no_half(
     connection: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     schema.migrate(connection)
-    steps = (*schema.MIGRATIONS, ("CREATE TABLE more (x BIGINT);",), ("CREATE TABLE last (x BIGINT); BROKEN;",))
-    monkeypatch.setattr(schema, "MIGRATIONS", steps)
+
+    def broken(connection: sqlite3.Connection) -> None:
+        connection.execute("CREATE TABLE last (x BIGINT)")
+        connection.execute("BROKEN")
+
+    steps = (*schema.STEPS, lambda connection: connection.execute("CREATE TABLE more (x BIGINT)"), broken)
+    monkeypatch.setattr(schema, "STEPS", steps)
     monkeypatch.setattr(schema, "VERSION", len(steps))
     with pytest.raises(sqlite3.OperationalError):
         schema.migrate(connection)
-    connection.execute("ROLLBACK")
     assert connection.execute("PRAGMA user_version").fetchone() == (schema.VERSION - 1,)
     assert "more" in tables(connection)
     assert "last" not in tables(connection)
@@ -96,7 +93,7 @@ def test_a_crash_before_the_first_table_leaves_a_file_that_can_be_migrated(conne
 # ------------------------------------------------------------------ an old file
 
 
-@pytest.mark.parametrize("version", [1, 2, 7, 8])
+@pytest.mark.parametrize("version", VERSIONS)
 def test_a_database_of_an_older_version_loads_and_says_what_it_said(tmp_path: Path, version: int) -> None:
     path = tmp_path / "old.db"
     path.write_bytes(gzip.decompress((GOLDEN / f"v{version}.db.gz").read_bytes()))
@@ -150,7 +147,7 @@ def use_what_is_new(a: Client, run: str) -> None:
     assert "task.submitted" in [event.type for event in a.ask(wire.EventsRead(run=run)).events]
 
 
-@pytest.mark.parametrize("version", [1, 2, 7, 8])
+@pytest.mark.parametrize("version", VERSIONS)
 def test_a_database_of_an_older_version_is_migrated_in_one_go(tmp_path: Path, version: int) -> None:
     path = tmp_path / "old.db"
     path.write_bytes(gzip.decompress((GOLDEN / f"v{version}.db.gz").read_bytes()))
@@ -164,20 +161,24 @@ def test_a_database_of_an_older_version_is_migrated_in_one_go(tmp_path: Path, ve
     assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
     fresh = sqlite3.connect(":memory:", isolation_level=None)
     schema.migrate(fresh)
-    for name in tables(fresh):
-        shape = f"SELECT name, type, \"notnull\", pk FROM pragma_table_info('{name}') ORDER BY cid"
-        assert connection.execute(shape).fetchall() == fresh.execute(shape).fetchall(), name
+    assert shape(connection) == shape(fresh)
     connection.close()
     fresh.close()
 
 
+def shape(connection: sqlite3.Connection) -> list[str]:
+    """All tables and indexes as they were made."""
+    made = "SELECT sql FROM sqlite_master WHERE sql NOT NULL AND name NOT LIKE 'sqlite_%' ORDER BY name"
+    return [" ".join(sql.split()) for (sql,) in connection.execute(made)]
+
+
 def test_sessions_of_before_version_8_keep_what_they_hold_under_their_new_names(
-    connection: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
+    connection: sqlite3.Connection,
 ) -> None:
-    with monkeypatch.context() as before:
-        before.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:7])
-        before.setattr(schema, "VERSION", 7)
-        schema.migrate(connection)
+    for step in schema.STEPS[:7]:
+        step(connection)
+    connection.execute(f"PRAGMA application_id = {schema.APPLICATION_ID}")
+    connection.execute("PRAGMA user_version = 7")
     far = f"http-{'c' * 24}"  # a caller over HTTP, and what it was called with a label
     opened = [
         ("near", "a:b/", "", "unix"),
@@ -187,10 +188,10 @@ def test_sessions_of_before_version_8_keep_what_they_hold_under_their_new_names(
     for token, (session, space, key, transport) in enumerate(opened):
         connection.execute(
             "INSERT INTO sessions (session, space, worker, process, pid, command, opened_ms, key, transport)"
-            " VALUES (?, ?, '', '', 1, '', 0, ?, ?)",
-            (session, space, key, transport),
+            " VALUES (?, ?, '', '', 1, '', ?, ?, ?)",
+            (session, space, token, key, transport),
         )
-        connection.execute("INSERT INTO leases VALUES (?, 'budget', 'm', 'r', ?, 1, 1, 1)", (token, session))
+        connection.execute("INSERT INTO leases VALUES (?, 'budget', 'm', ?, ?, 1, 1, 1)", (token, f"r{token}", session))
         connection.execute("INSERT INTO reservations VALUES (?, 'm', 'r', ?, 'active', 1, 0, 1)", (f"b{token}", token))
         connection.execute("INSERT INTO replies VALUES (?, 1, '', '', NULL)", (session,))
         connection.execute(
@@ -199,154 +200,92 @@ def test_sessions_of_before_version_8_keep_what_they_hold_under_their_new_names(
         )
     connection.execute("INSERT INTO replies VALUES (?, 1, '', '', 5)", (far,))
     connection.execute("INSERT INTO replies VALUES ('ended', 1, '', '', 5)")
+    connection.execute("INSERT INTO budgets VALUES ('m', 's', 'm', 'USD', 2, 100, 0, 3)")
     schema.migrate(connection)
     names = [Access(space, key=key).session_name(over, name.rpartition(".")[2]) for name, space, key, over in opened]
     for column, table, key in (
         ("session", "leases", "token"), ("session", "reservations", "token"), ("owner", "runs", "run"),
-        ("session", "sessions", "rowid"),
+        ("session", "sessions", "opened_ms"),
     ):  # fmt: skip
         assert [name for (name,) in connection.execute(f"SELECT {column} FROM {table} ORDER BY {key}")] == names, table
-    kept = {name for (name,) in connection.execute("SELECT session FROM replies")}
-    assert kept == {*names, leases.caller_of(names[2]), "ended"}
+    kept = dict(connection.execute("SELECT session, space FROM replies"))
+    spaces = [space for _, space, _, _ in opened]
+    assert kept == dict(zip(names, spaces, strict=True)) | {replies.caller_of(names[2]): "s", "ended": ""}
 
 
-# ------------------------------------------------------------------ portable SQL
+def version_8(connection: sqlite3.Connection) -> None:
+    """As the last engine in SQL left a new file."""
+    for step in schema.STEPS[:8]:
+        step(connection)
+    connection.execute(f"PRAGMA application_id = {schema.APPLICATION_ID}")
+    connection.execute("PRAGMA user_version = 8")
 
 
-@pytest.fixture(scope="module")
-def executed() -> set[str]:
-    """Every statement that a story with every verb executes, and some rare ones."""
-    logging.disable(logging.CRITICAL)
-    Connection.statements.clear()
-    h = Faulty()
-    story(h)
-    a, b = h.session("x"), h.session("y", access=Access(key="k1"))
-    run = a.ask(wire.RunsJoin(name="rare")).run
-    a.ask(wire.RunsJoin(name="rare", deadline_ms=4_000_000_000_000))
-    asked = a.submit(wire.RunsChild(parent=run))
-    asked.repeat()
-    token = b.ask(wire.OnceAcquire(run=run, key="k")).token
-    for _ in range(2):
-        b.ask(wire.OnceComplete(run=run, key="k", token=token, result="1"))
-    b.ask(wire.QueuesComplete(job="j999-test", token=token, result="1"))
-    token = b.ask(wire.OnceAcquire(run=run, key="renewed")).token
-    b.ask(wire.Renew(token=token, lease_ms=60_000))
-    b.ask(wire.OnceGet(run=run, key="k"))
-    b.ask(wire.TimersSleep(run=run, name="t", after_ms=0))
-    b.ask(wire.TimersAck(run=run, name="t"))
-    b.ask(wire.BarriersDeclare(run=run, name="b", count=2))
-    b.ask(wire.BarriersGet(run=run, name="b"))
-    b.ask(wire.BudgetsGet(budget="llm", reservations=9))
-    b.ask(wire.RunsJoin(name="rare", deadline_ms=wire.LATEST_MS))
-    b.ask(wire.RunsChild(parent=run, keep=True))
-    held = b.ask(wire.SlotsAcquire(run=run, pool="circle", max=1)).token
-    group = b.ask(wire.GroupsSubmit(run=run, queue="circle", attempts=1, members=(wire.NewJob(key="1", input="1"),)))
-    b.ask(wire.QueuesDeclare(queue="circle", needs=wire.Needs(slots=(wire.UnitsNeeded(name="circle"),))))
-    b.refused("DEADLOCK", wire.GroupsEnded(run=group.run, within=(held,)))
-    b.ask(wire.StatusGet())
-    b.ask(wire.RunsStatus(run=run))
-    money = wire.BudgetsReserve(run=run, budget="assumed", amount_minor=1, limit_minor=1)
-    reservation = h.session("dies").ask(money).reservation
-    h.clients["dies"].die()
-    h.session("dies").ask(wire.BudgetsRelease(reservation=reservation))
-    a.die()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(replies, "LOOK_EACH", 1)
-        patch.setattr(replies, "KEPT_MAX", 1)
-        b.ask(wire.RunsJoin(name="rare", keep=True))
-        patch.setattr(tidy, "EVENTS_KEPT", 1)
-        patch.setattr(tidy, "EVENTS_IN_ONE_STEP", 1)
-        h.memory.due(h.clock.wall_ms())
-        h.pass_ms(0)
-        h.pass_ms(2 * tidy.MONEY_KEPT_MS)
-    h.close()
-    logging.disable(logging.NOTSET)
-    return {sql for sql in Connection.statements if not sql.startswith(("PRAGMA", "CREATE"))}
-
-
-def test_every_statement_of_the_schema_is_postgresql_too() -> None:
-    for statement in schema.statements():
-        (parsed,) = sqlglot.parse(statement, read="postgres")
-        assert parsed is not None
-        assert parsed.key in ("create", "alter", "insert", "update", "drop"), statement
-
-
-def test_every_statement_executed_is_postgresql_too(executed: set[str]) -> None:
-    assert len(executed) > 60
-    for sql in executed:
-        if sql.startswith(("BEGIN", "SAVEPOINT", "ROLLBACK", "RELEASE", "COMMIT")):
-            continue
-        (parsed,) = sqlglot.parse(sql, read="postgres", error_level=sqlglot.ErrorLevel.RAISE)
-        assert parsed is not None
-        assert parsed.key in ("select", "insert", "update", "delete", "alter", "drop"), sql
-        assert "?" not in sql, "parameters are named"
-
-
-# Statements that look through a table on purpose. Everything else that a request, a tick or the end of a session
-# executes finds its rows by an index.
-LOOKED_THROUGH = {
-    "SELECT id, space, name, permissions, created_ms, revoked_ms FROM keys": "all keys, for `keys.list`",
-    "SELECT id, space, permissions, hash, revoked_ms FROM keys": "all keys, when one changes",
-    "SELECT session, worker, pid, command FROM sessions": "who is there, for `status`: on the reader",
-    "SELECT count(*) FROM sqlite_master": "the tables, at the start of the daemon",
-    "SELECT counter, value FROM counters": "at the start of the daemon",
-    "SELECT session, space, worker, process": "all sessions, at the start of the daemon",
-    "SELECT token, kind, subject, run, session, request, length_ms, granted_ms FROM leases ORDER": "at the start",
-    "SELECT token, pool FROM units": "at the start of the daemon",
-    "SELECT count(*) FROM keys": "when a key is made",
-}
-
-
-def test_no_statement_looks_through_a_table(executed: set[str], connection: sqlite3.Connection) -> None:
-    """Nor sorts more than it gives: what holds up everybody must not grow with what is stored."""
-    schema.migrate(connection)
-    found = {}
-    of_schema = {statement.removesuffix(";") for statement in schema.statements()}
-    for sql in executed - of_schema:
-        if sql.startswith(VERBS) or sql.startswith("WITH"):
-            names = dict.fromkeys(re.findall(r":(\w+)", sql), 0)
-            plan = [step for *_, step in connection.execute(f"EXPLAIN QUERY PLAN {sql}", names)]
-            scans = [step for step in plan if re.match("SCAN (?!CONSTANT ROW|places)", step) or "AUTOMATIC" in step]
-            is_bounded = "LIMIT" in sql and not any("TEMP B-TREE" in step for step in plan)
-            if scans and not is_bounded:
-                found[sql] = plan
-    unexpected = {sql: plan for sql, plan in found.items() if not sql.startswith(tuple(LOOKED_THROUGH))}
-    assert not unexpected
-    unused = [sql for sql in LOOKED_THROUGH if not any(each.startswith(sql) for each in found)]
-    assert not unused, "one that is not needed any more goes"
-
-
-def test_every_statement_in_the_source_was_executed(executed: set[str]) -> None:
-    """So that none is left out of the test above."""
-    beginnings: list[str] = []
-    for path in [
-        *sorted((SOURCE / "domain").glob("*.py")),
-        SOURCE / "batch.py",
-        SOURCE / "replies.py",
-        SOURCE / "store" / "tx.py",
-    ]:
-        for node in ast.walk(ast.parse(path.read_text())):
-            text = node.values[0] if isinstance(node, ast.JoinedStr) else node
-            if isinstance(text, ast.Constant) and str(text.value).startswith(VERBS):
-                beginnings.append(str(text.value))
-    assert len(beginnings) > 60
-    missing = [each for each in beginnings if not any(sql.startswith(each) for sql in executed)]
-    assert not missing
-
-
-def test_tables_use_only_types_that_both_databases_have() -> None:
-    types = {
-        column.kind.sql()
-        for statement in schema.statements()
-        for parsed in sqlglot.parse(statement, read="postgres")
-        if parsed is not None
-        for column in parsed.find_all(sqlglot.exp.ColumnDef)
-        if column.kind is not None
+def test_what_running_jobs_have_taken_is_what_they_took_and_not_what_their_queue_needs_now(
+    connection: sqlite3.Connection,
+) -> None:
+    version_8(connection)
+    one, two = '{"slots":[["p",1]]}', '{"slots":[["p",2]],"limits":[["l",1]]}'
+    connection.executescript(
+        f"""
+        INSERT INTO counters VALUES ('needs', 2);
+        INSERT INTO needs VALUES (1, '{one}'), (2, '{two}');
+        INSERT INTO pools VALUES ('p', 's', 'p', 9);
+        INSERT INTO runs (run, space, path, state, created_ms) VALUES ('r', 's', '/r/', 'active', 0);
+        INSERT INTO queues VALUES ('s', 'q', 3, 2), ('s', 'plain', 3, 0);
+        """
+    )
+    taken = {
+        "same": ("q", 0, {"p": 2}),
+        "before": ("q", 0, {"p": 1}),
+        "own": ("plain", 1, {"p": 1}),
+        "none": ("plain", 0, {}),
     }
-    assert types <= {"TEXT", "BIGINT", "INT"}
+    for token, (job, (queue, needs, units)) in enumerate(taken.items(), 1):
+        connection.execute(
+            "INSERT INTO jobs (job, space, queue, run, key, state, needs, age, input, created_ms)"
+            " VALUES (?, 's', ?, 'r', ?, 'running', ?, 0, '1', 0)",
+            (job, queue, job, needs),
+        )
+        connection.execute("INSERT INTO leases VALUES (?, 'job', ?, 'r', 'a', 1, 1, 1, '')", (token, job))
+        for pool, number in units.items():
+            connection.execute("INSERT INTO units VALUES (?, ?, ?)", (token, pool, number))
+    connection.execute("INSERT INTO leases VALUES (9, 'slots', 'p', 'r', 'a', 2, 1, 1, '')")
+    connection.execute("INSERT INTO units VALUES (9, 'p', 3)")
+    schema.migrate(connection)
+    found = connection.execute(
+        "SELECT subject, units, leases.needs, needs.text FROM leases LEFT JOIN needs ON needs.needs = leases.needs"
+        " ORDER BY token"
+    ).fetchall()
+    new = '{"slots":[["p",1]],"limits":[],"budgets":[]}'
+    assert found == [
+        ("same", 0, 2, two),
+        ("before", 0, 3, new),
+        ("own", 0, 1, one),
+        ("none", 0, 0, None),
+        ("p", 3, 0, None),
+    ]
+    assert connection.execute("SELECT value FROM counters WHERE counter = 'needs'").fetchone() == (3,)
 
 
-@pytest.mark.parametrize("version", [1, 2, 7, 8])
+def test_what_is_left_of_runs_that_are_gone_stays(connection: sqlite3.Connection) -> None:
+    version_8(connection)
+    connection.executescript(
+        """
+        INSERT INTO budgets VALUES ('m', 's', 'm', 'USD', 2, 100, 5, 0);
+        INSERT INTO reservations VALUES ('b', 'm', 'gone', 7, 'settled', 0, 5, 1, 'a', '', 5, 0, 8);
+        INSERT INTO ledger VALUES (1, 'm', 'b', 'reserve', NULL, -5, 95, 1);
+        INSERT INTO events VALUES (1, 'gone', 'scope.ended', 3, '{}');
+        """
+    )
+    schema.migrate(connection)
+    assert connection.execute("SELECT event, space, run, path FROM events").fetchall() == [(1, "", "gone", "/gone/")]
+    seen = connection.execute("SELECT reservation, space, path, state, is_held, ended_ms FROM reservations").fetchall()
+    assert seen == [("b", "s", "/gone/", "settled", 0, 8)]
+    assert connection.execute("SELECT entry, space, balance_minor FROM ledger").fetchall() == [(1, "s", 95)]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
 def test_the_golden_file_is_small_and_was_closed_in_good_order(tmp_path: Path, version: int) -> None:
     packed = GOLDEN / f"v{version}.db.gz"
     assert packed.stat().st_size < 20_000
