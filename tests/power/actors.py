@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import random
-import threading
 import time
-import traceback
 from collections.abc import Callable
 
 from tests.power.book import (
@@ -20,7 +18,8 @@ from tests.power.book import (
     Reservation,
     Timer,
 )
-from tests.power.speaker import CutOff, Message, Refused, Speaker
+from tests.power.life import Life
+from tests.power.speaker import Message, Refused, Speaker
 
 WAIT_MS = 50
 ATTEMPTS = 100
@@ -46,13 +45,13 @@ def declare(speaker: Speaker, budget: str) -> None:
     speaker.call("queues.declare", queue="dear", attempts=ATTEMPTS, needs=needs)
 
 
-class Actor:
-    """One session and its thread. ``go`` until the cut, ``come_back`` after it (a remote one only), and again."""
+class Actor(Life):
+    """One session over the wire."""
 
     def __init__(self, name: str, speaker: Speaker, book: Book, rng: random.Random, payload: int) -> None:
-        self.name, self.speaker, self.book, self.rng = name, speaker, book, rng
+        super().__init__(name, book)
+        self.speaker, self.rng = speaker, rng
         self.payload = payload  # bytes of the larger results and inputs
-        self.pause_s = 0.0  # the longest between two requests
         self.is_remote = name.startswith("far")
         self.key = ""
         self.count = 0
@@ -60,35 +59,9 @@ class Actor:
         self.holds: dict[int, Callable[[], None]] = {}  # by token: what ends it
         self.kept: tuple[int, Message, Message] | None = None  # the last request to be kept: its id, itself, its answer
         self.finish: Callable[[Message], object] | None = None  # what the open request's answer means
-        self.thread: threading.Thread | None = None
 
-    # ---- life
-
-    def go(self) -> None:
-        self.thread = threading.Thread(target=self._run, name=self.name, daemon=True)
-        self.thread.start()
-
-    def _run(self) -> None:
-        try:
-            while True:
-                self._act()
-                time.sleep(self.pause_s * self.rng.random())
-        except CutOff:
-            pass
-        except BaseException:
-            self.book.blame(f"{self.name}: {traceback.format_exc()}")
-
-    def join(self) -> None:
-        assert self.thread is not None
-        self.thread.join(60)
-        assert not self.thread.is_alive(), f"{self.name} has not noticed the cut"
-
-    def come_back(self) -> None:
-        """After a cut, a remote session resumes. What goes wrong is in the book."""
-        try:
-            self._come_back()
-        except BaseException:
-            self.book.blame(f"{self.name}: {traceback.format_exc()}")
+    def close(self) -> None:
+        self.speaker.close()
 
     def _come_back(self) -> None:
         """Nothing that it was given is lost, and its open request gets its answer."""

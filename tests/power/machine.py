@@ -27,7 +27,7 @@ class Machine:
         self.home.state_dir.mkdir(mode=0o700)
         self.disk = Disk(self.home.state_dir, library, place)
         self.output = place / "output"
-        self.tcp_port = 0
+        self.tcp_port = self.http_port = 0
         self.options: list[str] = []  # of the daemon
         self._daemon: subprocess.Popen[bytes] | None = None
         self._saved = place / "saved"
@@ -40,8 +40,8 @@ class Machine:
     def start(self, fail: str = "", end: int | None = None) -> bool:
         """Switches it on; whether the daemon listens. It ends before, by itself, only with ``end``, see shim.c."""
         environ = {**self.home.environ, **self.disk.power_on(fail, end)}
-        tcp = f"127.0.0.1:{self.tcp_port}"
-        command = self.home.command("start", "--foreground", "--tcp", tcp, *self.options)
+        doors = "--tcp", f"127.0.0.1:{self.tcp_port}", "--http", f"127.0.0.1:{self.http_port}"
+        command = self.home.command("start", "--foreground", *doors, *self.options)
         with self.output.open("ab") as output:
             self._daemon = subprocess.Popen(
                 command, env=environ, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
@@ -49,8 +49,8 @@ class Machine:
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             holder = self.home.holder()
-            if holder is not None and holder.pid == self._daemon.pid and holder.socket and holder.tcp:
-                self.tcp_port = int(holder.tcp.rpartition(":")[2])
+            if holder is not None and holder.pid == self._daemon.pid and holder.socket and holder.tcp and holder.http:
+                self.tcp_port, self.http_port = (int(at.rpartition(":")[2]) for at in (holder.tcp, holder.http))
                 return True
             if self._daemon.poll() is not None:
                 assert end is not None and self._daemon.returncode == -signal.SIGKILL, self.said()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import random
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,11 +20,13 @@ from tests.power.actors import Actor, declare, window
 from tests.power.book import Book
 from tests.power.checks import Checks
 from tests.power.disk import Cut
+from tests.power.life import Life
 from tests.power.machine import Machine
+from tests.power.web import Web
 
 CUTS = int(os.environ.get("POWER_CUTS", 6))
 SEED = int(os.environ.get("POWER_SEED", random.randrange(10**6)))
-NEAR, FAR = 4, 2  # clients that the cut ends, and clients elsewhere
+NEAR, FAR = 4, 2  # clients that the cut ends, and clients elsewhere, beside one over HTTP
 SHORTEST_S, LONGEST_S = 0.2, 1.2  # of load before a cut
 CHECKPOINT_S = 10  # in which there should be one; the cut comes without it, else
 
@@ -39,9 +40,9 @@ class World:
         self.machine, self.payload = machine, payload
         self.rng = random.Random(seed)
         self.book = Book()
-        self.far: list[Actor] = []
+        self.far: list[Life] = []
         self.near: list[Actor] = []
-        self.busy: list[Actor] = []
+        self.busy: list[Life] = []
 
     def boot(self, fail: str = "") -> int:
         """Switches the machine on; the far clients come back, and all that was told is compared. How many records the
@@ -49,12 +50,10 @@ class World:
         self.machine.start(fail)
         steps = self.machine.disk.records_so_far()
         self.book.boot = self.machine.boot
-        returning = [threading.Thread(target=actor.come_back) for actor in self.far]
-        for thread in returning:
-            thread.start()
-        for thread in returning:
-            thread.join(60)
-            assert not thread.is_alive(), "a remote client cannot come back"
+        for actor in self.far:
+            actor.come_back()
+        for actor in self.far:
+            actor.join()
         speaker = self.machine.local("check")
         speaker.connect()
         self.book.run = self.book.run or speaker.join("main")
@@ -62,6 +61,7 @@ class World:
         if not self.far:
             secret = speaker.call("keys.create", permissions=["work", "usage", "resource_config"])["secret"]
             self.far = [self._actor(f"far{n}", secret) for n in range(FAR)]
+            self.far.append(Web("web", self.machine, secret, self.book, random.Random(self.rng.random())))
         if self.book.tokens:
             Checks(self.book, speaker, self.rng).run()
         budget = f"budget-{self.book.boot:04d}"
@@ -104,7 +104,7 @@ class World:
             actor.pause_s = 0.05
         time.sleep(self.rng.uniform(SHORTEST_S, LONGEST_S))
 
-    def _go(self, far: list[Actor] | None = None) -> None:
+    def _go(self, far: list[Life] | None = None) -> None:
         self.near = [self._actor(f"near{n}") for n in range(NEAR)]
         self.machine.disk.arm()
         self.busy = [*self.near, *(self.far if far is None else far)]
@@ -125,7 +125,7 @@ class World:
     def close(self) -> None:
         self.machine.close()
         for actor in (*self.near, *self.far):
-            actor.speaker.close()
+            actor.close()
 
 
 @pytest.fixture
