@@ -154,7 +154,8 @@ class Slots:
             return
         if isinstance(lost, errors.LeaseLostError):
             raise lost
-        if lost is None and not answer.reply.held:
+        # A release that was sent again may have done its work the first time.
+        if lost is None and not answer.reply.held and not answer.again:
             raise errors.LeaseLostError(f"slots {self.name} were lost while they were used", code="LEASE_LOST")
 
     def _call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Steps[Any]:

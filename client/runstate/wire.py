@@ -215,9 +215,8 @@ class Beat(Request[Ok], tag="beat", frozen=True):
 
 
 class Released(Reply, tag="released", frozen=True):
-    """The hold is gone. ``held``: it was still held until now."""
+    """The hold is gone. ``held``: it was still held until now; a repeat says that it was not."""
 
-    kept: ClassVar[bool] = True
     held: bool
 
 
@@ -225,7 +224,6 @@ class Release(Request[Released], tag="leases.release", frozen=True):
     """Gives the hold of ``token`` back without an outcome: no failure and no attempt is counted."""
 
     gives: ClassVar[bool] = True
-    replayed: ClassVar[bool] = True
     token: Token
     secret: Secret = ""
 
