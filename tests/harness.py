@@ -553,10 +553,12 @@ def check_wants(h: Harness) -> None:
         else:
             short = {ln for ln, n in wants.items() if ln[0] == "slots" and (free[ln] < n or ln in blocked)}
             assert short, f"{call} could go on at {place}: it wants {wants} of {free}, behind {blocked} and {asides}"
-            blocked |= short
+            blocked |= {line for line in short if line in call.lines}
+        stands = {line: stand for line, stands in call.at.items() for stand in stands if stand.number == number}
+        if not stands:
+            continue  # another worker, who is before this one in the line of the queue, stands for the job
         for line in mine:
             asides[line][number] = wants[line]
-        stands = {line: stand for line, stands in call.at.items() for stand in stands if stand.number == number}
         assert {line for line, stand in stands.items() if stand.aside} == set(mine), f"{call} at {place}, {left}"
 
 

@@ -157,10 +157,14 @@ def spend(core: Core, limit: Limit, units: int, place: StandPlace) -> None:
 
 
 def may_have(core: Core, topic: Topic, stand: Stand) -> bool:
-    """Whether one who waits is to be looked at: it may have what it wants, or something is set aside for it that may be
-    in vain by now."""
+    """Whether one who waits is to be looked at: it may have what it wants, or something is set aside for it, here or in
+    another line, that may be in vain by now."""
     limit = by_id(core, topic[-1])
-    return bool(stand.aside) or _is_over(core, limit) or _free(core, limit, stand.place, Looked()) >= stand.units
+    return (
+        core.lines.calls[stand.key].aside
+        or _is_over(core, limit)
+        or _free(core, limit, stand.place, Looked()) >= stand.units
+    )
 
 
 # ---------------------------------------------------------------------------------------------------- time, memory

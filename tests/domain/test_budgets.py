@@ -6,6 +6,8 @@ import pytest
 
 from runstate import wire
 from runstated.domain import budgets
+from runstated.domain.money import BUDGETS
+from runstated.engine.faults import Fault
 from tests.harness import Client, Harness
 
 SETTLE_BY_MS = wire.SETTLE_BY_MS
@@ -105,7 +107,7 @@ def test_what_the_budget_cannot_cover_is_refused_and_writes_nothing(
     error = a.refused("INSUFFICIENT_BUDGET", reserve(run, 41))
     assert "40 minor units of USD left" in error.message
     assert not error.retryable
-    assert (sums(a), len(ledger(h)), len(h.memory.holds)) == ((60, 0), 1, 1)
+    assert (sums(a), len(ledger(h)), len(h.held())) == ((60, 0), 1, 1)
     a.ask(reserve(run, 40))
     a.refused("INSUFFICIENT_BUDGET", reserve(run, 1))
 
@@ -134,14 +136,14 @@ def test_settle_charges_the_cost_and_releases_the_rest(h: Harness, a: Client, ru
     assert a.ask(settle(held, 25)) == wire.BudgetSettled(state="settled", charged_minor=25, left_minor=0)
     assert sums(a) == (0, 25)
     assert ledger(h) == [("reserve", -40, 60), ("charge", 0, 60), ("release", 15, 75)]
-    assert not h.memory.holds
+    assert not h.held()
 
 
 def test_a_cost_of_nothing_releases_all(h: Harness, a: Client, run: str, money: object) -> None:
     held = a.ask(reserve(run, 40))
     assert a.ask(settle(held, 0)) == wire.BudgetSettled(state="released", charged_minor=0, left_minor=0)
     assert sums(a) == (0, 0)
-    assert not h.memory.holds
+    assert not h.held()
 
 
 def test_settle_is_idempotent_by_its_work_key(h: Harness, a: Client, run: str, money: object) -> None:
@@ -167,7 +169,7 @@ def test_settle_may_keep_the_rest_for_later(h: Harness, a: Client, run: str, mon
 def test_settle_that_keeps_a_rest_of_nothing_ends_the_hold(h: Harness, a: Client, run: str, money: object) -> None:
     held = a.ask(reserve(run, 40))
     assert a.ask(settle(held, 40, keep_rest=True)).state == "settled"
-    assert not h.memory.holds
+    assert not h.held()
 
 
 def test_an_overrun_charges_what_is_left_and_says_so(h: Harness, a: Client, run: str, money: object) -> None:
@@ -190,7 +192,7 @@ def test_release_gives_all_back_and_a_repeat_changes_nothing(h: Harness, a: Clie
     released = wire.BudgetSettled(state="released", charged_minor=0, left_minor=0)
     assert [a.ask(void), a.ask(void)] == [released, released]
     assert ledger(h) == [("reserve", -40, 60), ("release", 40, 100)]
-    assert not h.memory.holds
+    assert not h.held()
     assert "budget.released" not in h.events(run), "an orderly release is no loss"
 
 
@@ -276,8 +278,8 @@ def test_what_was_settled_in_part_is_assumed_for_the_rest_only(h: Harness, a: Cl
 def test_reservations_over_http_and_those_with_a_time_of_their_own_are_released(
     h: Harness, a: Client, run: str, money: object, transport: str
 ) -> None:
-    a.ask(reserve(run, 40, settle_by_ms=None if transport == "http" else h.clock.wall_ms() + 5_000))
-    h.connection.execute("UPDATE sessions SET transport = :transport", {"transport": transport})
+    caller = h.session("http/key/worker") if transport == "http" else a
+    caller.ask(reserve(run, 40, settle_by_ms=None if transport == "http" else h.clock.wall_ms() + 5_000))
     h.pass_ms(SETTLE_BY_MS)
     assert sums(a) == (0, 0)
     assert "budget.released" in h.events(run)
@@ -295,7 +297,7 @@ def test_what_is_not_settled_in_an_hour_is_released_with_an_event(
     assert sums(a) == (0, 0)
     assert h.events(run)[-1] == "budget.released"
     assert a.ask(settle(held, 25)).charged_minor == 25
-    assert not h.memory.holds
+    assert not h.held()
 
 
 def test_more_than_one_step_of_late_reservations_all_go(h: Harness, a: Client, run: str) -> None:
@@ -314,11 +316,14 @@ def test_a_reservation_outlives_a_restart_of_the_daemon(h: Harness, a: Client, r
     assert a.ask(settle(held, 25)).state == "settled"
 
 
-def test_the_tables_refuse_what_is_over_the_limit(h: Harness, a: Client, run: str, money: object) -> None:
-    import sqlite3
-
-    with pytest.raises(sqlite3.IntegrityError):
-        h.connection.execute("UPDATE budgets SET spent_minor = 60, reserved_minor = 41")
+def test_sums_that_do_not_add_up_are_a_fault_and_change_nothing(h: Harness, a: Client, run: str, money: object) -> None:
+    held = a.ask(reserve(run, 40))
+    (budget,) = h.core().live(BUDGETS).values()
+    budget.reserved_minor = 39
+    with pytest.raises(Fault):
+        a.ask(settle(held, 40))
+    h.start()
+    assert sums(a) == (40, 0)
 
 
 # ------------------------------------------------------------------ strict callers, own times

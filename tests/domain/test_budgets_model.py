@@ -164,7 +164,7 @@ class BudgetsMachine(RuleBasedStateMachine):
 
     def beat(self) -> None:
         for name in NAMES:
-            self.h.clients[name].beat(*self.h.memory.holds)
+            self.h.clients[name].beat(*self.h.held())
 
     # ------------------------------------------------------------------ what is always so
 
