@@ -84,6 +84,7 @@ class Book:
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.wrong: list[str] = []
+        self.given = threading.Event()  # somebody was given a hold; whoever waits for that clears it before
         self.boot = 0
         self.budget = ""  # the one that is used
         self.window = 0  # of the limit, when the boot began
@@ -126,6 +127,7 @@ class Book:
             if token in self.tokens:
                 self.blame(f"token {token} was given for {self.tokens[token]} and for {what}")
             self.tokens[token] = what
+            self.given.set()
 
     def id(self, id: str, what: str) -> None:
         """An id was told: always of the same thing."""

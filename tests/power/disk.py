@@ -30,6 +30,7 @@ RECORD = struct.Struct("<IIQQ")
 IGNORED = ("-shm", ".log", ".sock")  # as in shim.c
 SHIM = Path(__file__).with_name("shim.c")
 ZEROS = bytes(PAGE)
+LUCKS = (0.0, 0.5, 0.9, 1.0)
 
 T = TypeVar("T")
 Version = tuple[int, bytes]  # the number of the record that wrote it, the content of the page
@@ -231,10 +232,11 @@ class Disk:
             path for path in sorted(self.directory.rglob("*")) if path.is_file() and not path.name.endswith(IGNORED)
         ]
 
-    def cut(self, rng: random.Random) -> Cut:
-        """Makes of the files what the disk holds after a power cut. The program must have been killed."""
+    def cut(self, rng: random.Random, lucks: tuple[float, ...] = LUCKS) -> Cut:
+        """Makes of the files what the disk holds after a power cut. The program must have been killed. ``lucks``: how
+        likely the newest version of something survives that was not synced; one of them is taken."""
         play = self._played()
-        luck = rng.choice((0.0, 0.5, 0.9, 1.0))
+        luck = rng.choice(lucks)
         kept = play.names.after_cut(rng, luck)
         unsafe = {os.path.basename(name): file.unsafe_pages for name, file in kept.items()}
         self.write({name: file.after_cut(rng, luck) for name, file in sorted(kept.items())})

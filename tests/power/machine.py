@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from tests.daemons import PATIENCE_S, Home
-from tests.power.disk import Cut, Disk
+from tests.power.disk import LUCKS, Cut, Disk
 from tests.power.speaker import Speaker
 
 TRIES_S = 0.005
@@ -67,7 +67,7 @@ class Machine:
         except subprocess.TimeoutExpired:
             pass
 
-    def cut(self, rng: random.Random) -> Cut:
+    def cut(self, rng: random.Random, lucks: tuple[float, ...] = LUCKS) -> Cut:
         """Ends the daemon and leaves on the disk what had to arrive there, and what happened to."""
         assert self._daemon is not None
         assert self._daemon.poll() in (None, 0, -signal.SIGKILL), f"the daemon has ended by itself: {self.said()}"
@@ -75,7 +75,7 @@ class Machine:
         self._daemon.wait()
         self.home.socket.unlink(missing_ok=True)
         self.disk.save(self._saved)
-        cut = self.disk.cut(rng)
+        cut = self.disk.cut(rng, lucks)
         self._check_integrity()
         return cut
 
