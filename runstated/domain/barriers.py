@@ -71,7 +71,7 @@ def declare(core: Core, request: wire.BarriersDeclare) -> wire.BarrierView:
     """Creates or verifies a barrier. Raises Conflict when another number was named before."""
     run = runs.active(core, request.run)
     barrier = _plan(core, run, request.name, request.count)
-    if not barrier.released:
+    if not barrier.released and (run.run, request.name) not in core.live(BARRIERS):
         core.put(BARRIERS, barrier)
     return _view(barrier)
 

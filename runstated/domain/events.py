@@ -7,6 +7,8 @@ stay in memory, where those who follow read them; older ones are read from disk.
 
 from __future__ import annotations
 
+from itertools import takewhile
+
 import msgspec
 
 from runstate import wire
@@ -46,7 +48,7 @@ def read(core: Core, request: wire.EventsRead) -> wire.EventsPage | Listing:
         )
 
     if start + 1 >= core.ring_first:
-        return page([event for event in core.ring if _is_in(event, run, start, end)][: request.limit])
+        return page([event for event in _younger(core, run, start) if event.event <= end][: request.limit])
     low, high = runs.below(run.path)
     between = {"event": (start + 1, end + 1), "path": (low, high)}
     return Listing(EVENTS_TABLE, page, between=between, order="event", many=request.limit)
@@ -61,13 +63,17 @@ def wait(core: Core, request: wire.EventsWait) -> wire.Ok | Parked:
     first, last = _kept(core)
     start, _ = _examined(request.after, first, last)
     is_older = start + 1 < core.ring_first and start < last
-    if is_older or any(_is_in(event, run, start, last) for event in core.ring):
+    if is_older or _younger(core, run, start):
         return wire.Ok()
     return Parked(lines=(line(run.run),), signals=(), late=wire.Ok())
 
 
-def _is_in(event: Event, run: Run, start: int, end: int) -> bool:
-    return start < event.event <= end and event.path.startswith(run.path)
+def _younger(core: Core, run: Run, start: int) -> list[Event]:
+    """The events after ``start`` of a run and all below it, of those in memory. Who follows looks at the last ones."""
+    younger = takewhile(lambda event: event.event > start, reversed(core.ring))
+    found = [event for event in younger if event.path.startswith(run.path)]
+    found.reverse()
+    return found
 
 
 def _view(event: Event) -> wire.Event:

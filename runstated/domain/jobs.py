@@ -6,6 +6,7 @@ import heapq
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from runstate import wire
 from runstated.domain import needs, runs
@@ -323,10 +324,10 @@ def counts_of(core: Core, run: str) -> list[Count]:
     return [] if known is None else list(known.counts.values())
 
 
-def of_run(core: Core, run: str) -> list[Job]:
-    """The open jobs of an active run."""
+def of_run(core: Core, run: str, many: int) -> list[Job]:
+    """The open jobs of an active run, at most ``many``."""
     known = core.index(Jobs).of_run.get(run)
-    return [] if known is None else [job for job in known.of_key.values() if job.state in WAITING]
+    return [] if known is None else list(islice((job for job in known.of_key.values() if job.state in WAITING), many))
 
 
 def backoff_ms(job: str, attempt: int) -> int:

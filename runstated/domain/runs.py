@@ -6,7 +6,7 @@
 
 A root run is found by its name: joining gives the active one, or a new one. A run's ``deadline_ms`` is stored as the
 earlier of its own and its parent's, so whether a run is active can be told from itself and the clock alone, no matter
-whether ``tick`` has been there yet. A run that is over, and in which nothing is held, leaves memory.
+whether ``tick`` has been there yet. A run that is over, and in which and below which nothing is held, leaves memory.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from runstated.domain.tables import UNSTORED, Index, Live, Table
 from runstated.domain.waits import WATCH, Topic
 
 ENDED_IN_ONE_STEP = 50
+STALE_MAX = 64  # entries of the heap whose run has ended before its deadline, beside those that are active
 NOBODY = ""  # owner of a child run whose session is gone
 
 
@@ -286,32 +287,33 @@ def _end_orphans(core: Core) -> None:
 
 def load(core: Core) -> None:
     """The look-up tables, after the objects were loaded."""
-    index = core.index(Runs)
-    for run in core.live(RUNS).values():
+    live = core.live(RUNS)
+    in_order = sorted(live.items(), key=lambda item: (item[1].created_ms, number(item[1])))
+    live.clear()
+    live.update(in_order)  # the youngest last, as they are made
+    for run in live.values():
         _link(core, run)
         if run.state != "active":
             continue
-        _put_in(index, run)
+        _put_in(core, run)
         if run.owner == NOBODY:
             core.revisit[run.run] = None
 
 
-def loaded(core: Core, run: Run) -> None:
-    """A run that is over was read for something that is still held in it."""
-    core.keep(RUNS, run)
+def leave_memory(core: Core, name: str) -> None:
+    """The run leaves memory if it is over and nothing is held in it or below it; then perhaps those above it, too."""
+    run = core.live(RUNS).get(name)
+    while run is not None and run.state != "active" and not run.children and not core.holds.is_any_in_run(run.run):
+        core.drop(RUNS, run)
+        parent = core.live(RUNS).get(run.parent or "")
+        if parent is not None:
+            parent.children.pop(run.run, None)
+        run = parent
 
 
-def may_leave(core: Core, run: Run) -> bool:
-    """Whether nothing needs the run in memory: it is over, and nothing in it is held."""
-    return run.state != "active" and not core.holds.is_any_in_run(run.run)
-
-
-def evict(core: Core, run: Run) -> None:
-    """It leaves memory."""
-    parent = core.live(RUNS).get(run.parent or "")
-    if parent is not None:
-        parent.children.pop(run.run, None)
-    core.drop(RUNS, run)
+def number(run: Run) -> int:
+    """What is before the suffix of its id: orders those that were made at the same time."""
+    return int(run.run[1:].partition("-")[0])
 
 
 # ---------------------------------------------------------------------------------------------------- helpers
@@ -326,7 +328,7 @@ def _joined(core: Core, run: Run, deadline_ms: int | None) -> wire.RunView:
             if each.state == "active" and (each.deadline_ms is None or each.deadline_ms > deadline_ms):
                 each.deadline_ms = deadline_ms
                 core.put(RUNS, each)
-                heapq.heappush(core.index(Runs).due, (deadline_ms, each.run))
+                _queue(core, each, deadline_ms)
                 core.forget_run(each.run)  # its settled results are kept with the deadline of before
         core.due(deadline_ms)
     core.subscribe(signal(run.run))
@@ -368,7 +370,7 @@ def _create(
     )
     core.put(RUNS, run)
     _link(core, run)
-    _put_in(core.index(Runs), run)
+    _put_in(core, run)
     if deadline_ms is not None:
         core.due(deadline_ms)
     core.emit("scope.created", run.run, run.path, {"scopeId": run.run, "name": name})
@@ -381,13 +383,23 @@ def _link(core: Core, run: Run) -> None:
         parent.children[run.run] = run
 
 
-def _put_in(index: Runs, run: Run) -> None:
+def _put_in(core: Core, run: Run) -> None:
+    index = core.index(Runs)
     if run.parent is None and run.name is not None:
         index.of_name[run.name] = run
     if run.owner:
         index.of_owner.setdefault(run.owner, {})[run.run] = run
     if run.deadline_ms is not None:
-        heapq.heappush(index.due, (run.deadline_ms, run.run))
+        _queue(core, run, run.deadline_ms)
+
+
+def _queue(core: Core, run: Run, deadline_ms: int) -> None:
+    """It expires then. The entries of those that end before go when they come up, or are too many."""
+    index = core.index(Runs)
+    heapq.heappush(index.due, (deadline_ms, run.run))
+    if len(index.due) > 2 * len(core.live(RUNS)) + STALE_MAX:
+        index.due = [entry for entry in index.due if _is_pending(core, *entry)]
+        heapq.heapify(index.due)
 
 
 def _take_out(index: Runs, run: Run) -> None:

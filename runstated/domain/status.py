@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from heapq import nlargest, nsmallest
+from heapq import nsmallest
+from itertools import islice
 from typing import Any
 
 from runstate import wire
@@ -28,7 +29,10 @@ RESOURCES: dict[str, Table[Any]] = {  # kinds of lines named by an id
 def look(core: Core, request: wire.StatusGet) -> wire.StatusView:
     """The part of the status that a space knows; ``daemon`` and ``waits`` are filled in by who knows them."""
     limit = request.limit
-    workers = [_worker(core, session) for session in _sessions(core, limit + 1)]
+    held: dict[str, list[Lease]] = {}
+    for lease in islice(core.live(LEASES).values(), limit * HOLDINGS_PER_ENTRY):  # the oldest first
+        held.setdefault(lease.session, []).append(lease)
+    workers = [_worker(core, session, held.get(session.session, [])) for session in _sessions(core, limit + 1)]
     found_runs, found_queues = _active_runs(core, limit + 1), _queues(core, limit + 1)
     lists: dict[str, tuple[Any, ...]] = {"runs": found_runs, "workers": tuple(workers), "queues": found_queues}
     return wire.StatusView(
@@ -42,13 +46,8 @@ def look(core: Core, request: wire.StatusGet) -> wire.StatusView:
 
 def _active_runs(core: Core, limit: int) -> tuple[wire.RunView, ...]:
     """The youngest active runs."""
-    active = (run for run in core.live(RUNS).values() if runs.refusal(run, core.now_ms) is None)
-    youngest = nlargest(limit, active, key=lambda run: (run.created_ms, -_number(run.run)))
-    return tuple(runs.view(run, core.now_ms) for run in youngest)
-
-
-def _number(name: str) -> int:
-    return int(name[1:].partition("-")[0])
+    active = (run for run in reversed(core.live(RUNS).values()) if runs.refusal(run, core.now_ms) is None)
+    return tuple(runs.view(run, core.now_ms) for run in islice(active, limit))
 
 
 def _sessions(core: Core, limit: int) -> list[Session]:
@@ -56,8 +55,7 @@ def _sessions(core: Core, limit: int) -> list[Session]:
     return nsmallest(limit, core.live(SESSIONS).values(), key=lambda session: session.opened_ms)
 
 
-def _worker(core: Core, session: Session) -> wire.WorkerView:
-    held = core.holds.of_session(session.session)[:HOLDINGS_PER_ENTRY]
+def _worker(core: Core, session: Session, held: list[Lease]) -> wire.WorkerView:
     is_owner = not core.caller.access.key  # a command line may say more than a key should see
     return wire.WorkerView(
         session=session.session,
@@ -133,11 +131,7 @@ def look_run(core: Core, request: wire.RunsStatus) -> wire.RunStatusView:
 
 def _leases_below(core: Core, run: Run) -> Iterable[Lease]:
     """What is held in a run and below it, oldest first."""
-    found = (
-        lease
-        for lease in core.live(LEASES).values()
-        if lease.kind != budgets.KIND and runs.in_memory(core, lease.run).path.startswith(run.path)
-    )
+    found = (lease for each in runs.tree(run) for lease in core.holds.of_run(each.run) if lease.kind != budgets.KIND)
     return nsmallest(ROWS_MAX, found, key=lambda lease: lease.token)
 
 

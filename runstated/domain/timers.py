@@ -19,6 +19,7 @@ from runstated.domain.tables import Live, Table
 from runstated.domain.waits import Topic
 
 FIRED_IN_ONE_STEP = 500
+STALE_MAX = 64  # entries of the heap whose timer is gone with its run, beside those that are pending
 
 
 @dataclass(slots=True, eq=False)
@@ -53,7 +54,7 @@ def sleep(core: Core, request: wire.TimersSleep) -> wire.TimerView | Parked:
     if timer is None:
         timer = Timer(run.run, request.name, _fire_ms(core, request))
         core.put(TIMERS, timer)
-        heapq.heappush(core.index(Timers).due, (timer.fire_ms, timer.run, timer.name))
+        _queue(core, timer)
     if not timer.fired and timer.fire_ms <= core.now_ms:
         _fire(core, run, timer)  # also one that is due and that `tick` has not come to yet
     view = _view(timer)
@@ -91,9 +92,17 @@ def tick(core: Core) -> int | None:
 
 def load(core: Core) -> None:
     """After the objects were loaded: when they fire."""
-    due = core.index(Timers).due
     for timer in core.live(TIMERS).values():
-        heapq.heappush(due, (timer.fire_ms, timer.run, timer.name))
+        _queue(core, timer)
+
+
+def _queue(core: Core, timer: Timer) -> None:
+    """It is to fire at its time. The entries of those whose run has ended go when they come up, or are too many."""
+    timers = core.index(Timers)
+    heapq.heappush(timers.due, (timer.fire_ms, timer.run, timer.name))
+    if len(timers.due) > 2 * len(core.live(TIMERS)) + STALE_MAX:
+        timers.due = [entry for entry in timers.due if entry[1:] in core.live(TIMERS)]
+        heapq.heapify(timers.due)
 
 
 def _find(core: Core, run: Run, name: str) -> Timer | None:

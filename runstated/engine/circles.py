@@ -223,8 +223,7 @@ class World:
         elif isinstance(request, wire.QueuesResult):
             yield self._end_of(request.job) or Way()
         elif isinstance(request, wire.GroupsEnded):
-            members = self._core.things_of_run(request.run, 2 * MEMBERS_MAX)
-            waiting = [job for table, job in members if table is JOBS and job.state in jobs.WAITING]
+            waiting = jobs.of_run(self._core, request.run, MEMBERS_MAX + 1)
             ways = [] if len(waiting) > MEMBERS_MAX else [self._end_of(job.job) for job in waiting]
             yield from [way for way in ways if way is not None] or [Way()]
         else:

@@ -19,9 +19,7 @@ def evict(core: Core) -> None:
             _leave(core, table, thing)
     core.leaving.clear()
     for run in core.emptied:
-        over = core.live(RUNS).get(run)
-        if over is not None and runs.may_leave(core, over):
-            runs.evict(core, over)
+        runs.leave_memory(core, run)
     core.emptied.clear()
     works, core.durable = core.durable, []
     for work in works:
@@ -39,18 +37,21 @@ def clear_ended(core: Core, many: int) -> None:
         many -= len(things) + 1
         if many > 0:
             core.clearing.pop()
-            over = core.live(RUNS).get(run)
-            if over is not None and runs.may_leave(core, over):
-                runs.evict(core, over)
+            runs.leave_memory(core, run)
+            _has_rows(core, run)
 
 
 def _leave(core: Core, table: Table[Any], thing: Any) -> None:
     if table is RUNS:
-        if runs.may_leave(core, thing):
-            runs.evict(core, thing)
+        runs.leave_memory(core, thing.run)
         return
     core.drop(table, thing)
     if table.run is not None:
-        run = core.live(RUNS).get(getattr(thing, table.run))
-        if run is not None:
-            run.has_rows = True
+        _has_rows(core, getattr(thing, table.run))
+
+
+def _has_rows(core: Core, run: str) -> None:
+    """Some of the run's things are on disk only."""
+    found = core.live(RUNS).get(run)
+    if found is not None:
+        found.has_rows = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from runstated.domain import keys, nouns, runs
+from runstated.domain import keys, nouns
 from runstated.domain.core import Core
 from runstated.domain.holds import LEASES
 from runstated.domain.numbers import Numbers
@@ -94,9 +94,13 @@ class Spaces:
                 core.keep(table, thing)
                 return
 
-    def _load_run(self, database: Database, core: Core, run: str) -> None:
-        """A run that is over stays in memory while something is held in it."""
-        if run not in core.live(RUNS):
-            row = database.read(RUNS, ("run",), run)
-            if row is not None:
-                runs.loaded(core, RUNS.made(row))
+    def _load_run(self, database: Database, core: Core, name: str) -> None:
+        """A run that is over stays in memory, as do those above it, while something is held in it."""
+        above: str | None = name
+        while above is not None and above not in core.live(RUNS):
+            row = database.read(RUNS, ("run",), above)
+            if row is None:
+                return
+            run = RUNS.made(row)
+            core.keep(RUNS, run)
+            above = run.parent
