@@ -29,9 +29,10 @@ from runstated.domain.numbers import Numbers
 from runstated.domain.waits import Call, Opening, StandPlace, Topic
 from runstated.engine.cache import Cache
 from runstated.engine.entries import Acked, Ask, Away, Cancelled, Ended, Entry, Opened, Tick
+from runstated.engine.retention import Retention
 from runstated.engine.spaces import Spaces
 from runstated.engine.turns import Said, Turns
-from runstated.store import schema
+from runstated.store import old, schema
 from runstated.store.database import Database
 from tests.clock import ManualClock
 from tests.compare import check_same
@@ -216,6 +217,9 @@ class Harness:
         self.spaces = self.loaded()
         self.database.batch = self.database.last_batch()
         self.turns = Turns(self.spaces, self.clock, self.fetch)
+        self.retention = Retention(self.spaces, lambda look: look(self.connection))
+        self.turns.tidy(self.retention)
+        self.retention.counted(*old.count_events(self.connection))
 
     def loaded(self) -> Spaces:
         """What a start would have in memory now."""
@@ -379,6 +383,7 @@ class Harness:
         assert not noted, "asked between two turns"
         copy = self.loaded().of(core.space)
         copy.lines, copy.windows = core.lines, dict(core.windows)
+        copy.ring, copy.ring_first = core.ring, core.ring_first
         copy.now_ms, copy.lease_ms = self.clock.wall_ms(), self.clock.lease_ms()
         copy.caller = Caller(call.session, call.access, call.request_id, call.rank, call.ticket, call.request)
         left, overtaken, suspects = list(core.lines.left), dict(core.lines.overtaken), dict(core.lines.suspects)

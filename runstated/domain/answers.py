@@ -59,7 +59,9 @@ class Listing:
     """A verb's answer that needs many rows: they are read on another thread when all that was noted is written.
 
     The rows of ``table`` whose columns have the values of ``equals`` and lie in the ranges of ``between`` (from, up to
-    and without), by ``order`` (``newest``: the last first), at most ``many``; ``then`` makes the reply of them.
+    and without), by ``order`` (``newest``: the last first), at most ``many``; ``then`` makes the reply of them. With
+    ``examined`` only so many rows from the beginning of the range of ``order`` are looked at, and the last of them
+    comes along, whether it is one of these or not.
     """
 
     table: Table[Any]
@@ -69,6 +71,7 @@ class Listing:
     order: str = ""
     newest: bool = False
     many: int = 1_000
+    examined: int = 0
 
 
 class Missing(Exception):

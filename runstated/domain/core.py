@@ -180,6 +180,15 @@ class Core:
         """Notes a row of an append table."""
         self._note(table, table.key_of(thing), table.checked_row(thing))
 
+    def forget(self, table: Table[Any], key: Hashable) -> None:
+        """Notes that a row goes, of something that is over; what is in memory stays."""
+        if key not in self.live(table):
+            self._note(table, key, None)
+
+    def rewrite(self, table: Table[T], thing: T) -> None:
+        """Notes how the row of something that is over is now; it stays out of memory."""
+        self._note(table, table.key_of(thing), table.checked_row(thing))
+
     def _note(self, table: Table[Any], key: Hashable, row: Row | None) -> None:
         rows = self.notes.get(table)
         if rows is None:

@@ -33,11 +33,11 @@ def read(core: Core, request: wire.EventsRead) -> wire.EventsPage | Listing:
     run = runs.get(core, request.run)
     is_beyond = _is_beyond(core, request.after)
     first, last = _kept(core)
-    after = 0 if is_beyond else request.after
-    start, end = _examined(after, first, last)
+    start = max(0 if is_beyond else request.after, first - 1)
     gap = 0 < request.after < first - 1 or is_beyond
 
-    def page(found: list[Event]) -> wire.EventsPage:
+    def page(found: list[Event], end: int) -> wire.EventsPage:
+        """Of the events after ``start``, as far as they were looked at: up to ``end``, or the page is full."""
         wanted = set(request.types)
         is_full = len(found) == request.limit
         return wire.EventsPage(
@@ -48,10 +48,16 @@ def read(core: Core, request: wire.EventsRead) -> wire.EventsPage | Listing:
         )
 
     if start + 1 >= core.ring_first:
-        return page([event for event in _younger(core, run, start) if event.event <= end][: request.limit])
+        return page(_younger(core, run, start)[: request.limit], max(start, last))
+
+    def of_rows(found: list[Event]) -> wire.EventsPage:
+        own = [event for event in found if event.path.startswith(run.path)]
+        return page(own[: request.limit], found[-1].event if found else last)
+
     low, high = runs.below(run.path)
-    between = {"event": (start + 1, end + 1), "path": (low, high)}
-    return Listing(EVENTS_TABLE, page, between=between, order="event", many=request.limit)
+    between = {"event": (start + 1, last + 1), "path": (low, high)}
+    many = request.limit + 1  # and the last that was looked at
+    return Listing(EVENTS_TABLE, of_rows, between=between, order="event", many=many, examined=EXAMINED_MAX)
 
 
 def wait(core: Core, request: wire.EventsWait) -> wire.Ok | Parked:
@@ -61,7 +67,7 @@ def wait(core: Core, request: wire.EventsWait) -> wire.Ok | Parked:
     if _is_beyond(core, request.after):
         return wire.Ok()  # reading tells more
     first, last = _kept(core)
-    start, _ = _examined(request.after, first, last)
+    start = max(request.after, first - 1)
     is_older = start + 1 < core.ring_first and start < last
     if is_older or _younger(core, run, start):
         return wire.Ok()
@@ -89,9 +95,3 @@ def _kept(core: Core) -> tuple[int, int]:
     """The numbers of the oldest and of the newest event there is; 0 and 0 without any."""
     first = core.numbers.oldest_event
     return (first, core.numbers.last.get("event", 0)) if first else (0, 0)
-
-
-def _examined(after: int, first: int, last: int) -> tuple[int, int]:
-    """Between which numbers to look: start < event <= end."""
-    start = max(after, first - 1)
-    return start, max(after, min(start + EXAMINED_MAX, last))

@@ -53,15 +53,17 @@ _no_jobs = wire.JobsGranted()
 WITHOUT_EFFECT = (wire.Error, wire.OnceHeld, wire.OnceOpen, wire.OnceFailed, wire.LimitBusy, wire.SlotsBusy)
 FROM_LEASES = (wire.OnceGranted, wire.SlotsGranted, wire.JobsGranted, wire.BudgetReserved)
 KEPT_MS = 24 * 3_600_000  # of a request that asks for it, whatever becomes of its session
+LOOK_EACH = 100  # replies that one caller has kept for a day between two looks at their number and bytes
 
 
 @dataclass(slots=True)
 class Replies:
-    """Those of each session that are in memory. ``of_callers``: who has had one kept for a day since the last look at
-    how many these are."""
+    """Those of each session that are in memory. ``of_callers``: how many each caller has had kept for a day since the
+    last look at them; ``many``: whose are to be looked at."""
 
     of_session: dict[str, dict[int, Kept]] = field(default_factory=dict)
-    of_callers: dict[str, None] = field(default_factory=dict)
+    of_callers: dict[str, int] = field(default_factory=dict)
+    many: dict[str, None] = field(default_factory=dict)
 
 
 class OtherRequest(Refusal):
@@ -97,9 +99,16 @@ def keep(core: Core, key: CallKey, request: wire.Request[Any], reply: wire.Reply
     )
     core.put(REPLIES, kept)
     if request.keep:
-        core.index(Replies).of_callers[kept.session] = None
+        _count(core.index(Replies), kept.session)
     else:
         core.index(Replies).of_session.setdefault(kept.session, {})[kept.request] = kept
+
+
+def _count(replies: Replies, caller: str) -> None:
+    number = replies.of_callers.get(caller, 0) + 1
+    if number == LOOK_EACH:
+        replies.many[caller] = None
+    replies.of_callers[caller] = number % LOOK_EACH
 
 
 def load(core: Core) -> None:

@@ -30,12 +30,14 @@ from runstated.engine.cache import Cache
 from runstated.engine.entries import Acked, Ask, Cancelled, Entry, Nested, Tick
 from runstated.engine.keyring import Keyring
 from runstated.engine.pressure import Pressure
+from runstated.engine.retention import Retention
 from runstated.engine.serving import Asked
 from runstated.engine.spaces import Spaces
 from runstated.engine.trouble import ANSWERED, Trouble
 from runstated.engine.turns import Said, Turns
 from runstated.host.clock import Clock, Timer, Timers
 from runstated.settings import BATCH_REQUESTS_MAX
+from runstated.store import old
 from runstated.store.batch import Batch
 from runstated.store.database import CommitFailed
 from runstated.store.errors import is_full, is_trouble
@@ -84,6 +86,7 @@ class Engine:
         self.committed: Callable[[], None] = lambda: None  # told before the replies of a turn leave
         self.spaces = Spaces(Numbers(store.instance), Opening(clock.lease_ms(), clock.wall_ms()))
         self._turns = Turns(self.spaces, clock, self._fetch)
+        self._retention = Retention(self.spaces, store.look)
         self._trouble = Trouble(clock)
         self._cache = Cache()
         self._arrivals = Arrivals(self.pressure)
@@ -96,12 +99,16 @@ class Engine:
         self._idle = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._tickets = self._epoch = 0
-        self.keeps_for: dict[str, int] = {}  # callers whose replies go early -> after how many ms
 
     @property
     def trouble(self) -> str | None:
         """Why the disk refuses; None while it does not."""
         return self._trouble.why
+
+    @property
+    def keeps_for(self) -> dict[str, int]:
+        """Callers whose replies go early, after how many milliseconds."""
+        return self._retention.keeps_for
 
     @property
     def batch(self) -> int:
@@ -122,6 +129,8 @@ class Engine:
         self._epoch = numbers.next(EPOCH)
         self.store.commit(self.spaces.take_batch())
         self.keyring.replace(keys.stored(self.spaces.of(keys.SPACE)))
+        self._turns.tidy(self._retention)
+        self._spawn(self._count_events())
         self.known = [session for core in self.spaces for session in core.live(SESSIONS).values()]
         self._want_tick()
 
@@ -380,6 +389,13 @@ class Engine:
     def _fetch(self, missing: Missing) -> Any:
         row = self.store.read(missing.table, missing.columns, missing.value)
         return None if row is None else missing.table.made(row)
+
+    async def _count_events(self) -> None:
+        """It takes a while when there are many."""
+        try:
+            self._retention.counted(*await self.store.run_read(old.count_events))
+        except sqlite3.Error as error:
+            log.warning("the events cannot be counted: none goes before the next start: %s", error)
 
     async def _list(self, asked: Asked) -> None:
         """Answers with many rows, which are read on the reader's thread."""

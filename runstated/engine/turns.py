@@ -23,6 +23,7 @@ from runstated.domain.core import Core
 from runstated.domain.waits import CallKey, Settled
 from runstated.engine import evicting, repeats
 from runstated.engine.entries import Acked, Ask, Away, Cancelled, Ended, Entry, Nested, Opened
+from runstated.engine.retention import Retention
 from runstated.engine.serving import HOLD_UP_NOBODY, Asked, Fetch, Server
 from runstated.engine.spaces import Spaces
 from runstated.host.clock import Clock
@@ -54,6 +55,7 @@ class Turns:
         self._woke_ms = clock.woke_ms()
         self._is_paused = self._were_keys_changed = False
         self._held: set[CallKey] = set()
+        self.retention: Retention | None = None
         self.overview: Callable[[wire.StatusView, str, int], wire.StatusView] | None = None
 
     def run(self, entries: Sequence[Entry]) -> int:
@@ -67,7 +69,11 @@ class Turns:
 
     def take_batch(self) -> Batch:
         """What is to be written before anything is said."""
-        return self.spaces.take_batch()
+        batch = self.spaces.take_batch()
+        if batch and self.retention is not None:
+            self.retention.changed(self.clock.wall_ms())
+            self._arm_retention()
+        return batch
 
     def durable(self) -> Said:
         """All that was noted is on disk: what there is to say, and what has ended leaves memory."""
@@ -271,6 +277,20 @@ class Turns:
                 for tick in nouns.TICKS:
                     self._server.guarded(core, None, lambda core=core, tick=tick: _tick_noun(core, tick))  # type: ignore[misc]
             self._finish(core)
+        if self.retention is not None:
+            retention, core = self.retention, self._begin(keys.SPACE)
+            self._server.guarded(core, None, lambda: retention.tick(core.now_ms))
+            self._arm_retention()
+
+    def tidy(self, retention: Retention) -> None:
+        """From now on what is old goes."""
+        self.retention = retention
+        retention.begin(self.clock.wall_ms())
+        self._arm_retention()
+
+    def _arm_retention(self) -> None:
+        if self.retention is not None and self.retention.due_ms is not None:
+            self.spaces.of(keys.SPACE).due(self.retention.due_ms)
 
 
 def _tick_noun(core: Core, tick: Callable[[Core], int | None]) -> None:

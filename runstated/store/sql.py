@@ -65,9 +65,21 @@ def listing(asked: Listing) -> tuple[str, list[Any]]:
     for column, (low, high) in asked.between.items():
         terms.append(f"{column} >= ? AND {column} < ?")
         values += [low, high]
+    if asked.examined:
+        last = f"(SELECT max({asked.order}) FROM ({_first(asked)}))"
+        low, high = asked.between[asked.order]
+        bounds = [low, high, asked.examined]
+        terms = [f"{asked.order} BETWEEN ? AND {last}", f"({' AND '.join(terms)} OR {asked.order} = {last})"]
+        values = [low, *bounds, *values, *bounds]
     where = f" WHERE {' AND '.join(terms)}" if terms else ""
     order = f" ORDER BY {asked.order}{' DESC' if asked.newest else ''}" if asked.order else ""
     return f"SELECT {_names(asked.table)} FROM {asked.table.name}{where}{order} LIMIT ?", [*values, asked.many]
+
+
+def _first(asked: Listing) -> str:
+    """The values of ``order`` of the rows that are looked at. Values: the bounds, and how many."""
+    by, name = asked.order, asked.table.name
+    return f"SELECT {by} FROM {name} WHERE {by} >= ? AND {by} < ? ORDER BY {by} LIMIT ?"
 
 
 def _asked_by(table: Table[Any]) -> list[Index]:

@@ -198,6 +198,11 @@ class Store:
         with self._lock:
             return self.database.read(table, columns, value)
 
+    def look(self, function: Callable[[sqlite3.Connection], T]) -> T:
+        """Runs a function that reads little, in the caller's thread. Raises sqlite3.Error."""
+        with self._lock:
+            return function(self.database.connection)
+
     async def list(self, asked: Listing) -> list[Any]:
         """The objects that a listing names, read on the reader's thread. Raises sqlite3.Error."""
         return await self.run_read(lambda connection: Database(connection).list(asked))

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from runstate import wire
-from runstated.domain import tidy
+from runstated.engine import retention
 from tests.harness import Client, Harness
 
 
@@ -100,7 +100,9 @@ def test_barriers_of_an_ended_run_are_tidied(h: Harness, a: Client, run: str) ->
     a.ask(arrive(run, "2"))
     a.waits(arrive(run, "1", name="c"))
     a.ask(wire.RunsEnd(run=run, state="stopped"))
-    h.pass_ms(tidy.KEPT_MS)
+    h.pass_ms(retention.KEPT_MS - 1)
+    assert len(h.rows("SELECT name FROM barriers")) == 2
+    h.pass_ms(1)
     assert h.rows("SELECT name FROM barriers") == h.rows("SELECT worker FROM arrivals") == []
 
 
@@ -113,7 +115,7 @@ def test_declare_creates_a_barrier_without_arriving_and_get_looks_at_it(h: Harne
     assert a.ask(get) == a.ask(declare) == wire.BarrierView(released=False, target=2, arrivals=1)
     a.ask(arrive(run, "2"))
     assert a.ask(get) == a.ask(declare) == waits.reply == wire.BarrierView(released=True, target=2, arrivals=2)
-    assert not h.memory.calls
+    assert not h.core().lines.calls
 
 
 def test_declare_with_another_number_is_a_conflict_either_way(a: Client, run: str) -> None:

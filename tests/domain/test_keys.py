@@ -47,7 +47,7 @@ def test_revoke_is_for_good_and_a_repeat_changes_nothing(h: Harness, owner: Clie
     first = owner.ask(wire.KeysRevoke(key=made.id))
     h.pass_ms(5_000)
     assert owner.ask(wire.KeysRevoke(key=made.id)) == first
-    assert [key.is_revoked for key in keys.stored(h.tx())] == [True]
+    assert [key.is_revoked for key in keys.stored(h.core(keys.SPACE))] == [True]
     owner.refused("NOT_FOUND", wire.KeysRevoke(key="k9-none"))
 
 
@@ -77,4 +77,4 @@ def test_a_revoked_key_gets_nothing_from_the_same_batch_on(h: Harness) -> None:
     h.run(*(request.client.entry(request) for request in requests))
     assert [request.reply.code for request in (*requests[1:3], waits)] == ["UNAUTHENTICATED"] * 3
     assert requests[3].reply == wire.Released(held=True)
-    assert not h.memory.holds
+    assert not h.held()

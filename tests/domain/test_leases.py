@@ -1,13 +1,9 @@
 from __future__ import annotations
 
-import sqlite3
-
 import pytest
 
 from runstate import wire
-from runstated.domain import leases
-from runstated.engine.entries import Lost
-from tests.harness import Client, Harness, Request, nothing
+from tests.harness import Client, Harness, Request
 
 LEASE_MS = 30_000
 
@@ -50,7 +46,7 @@ def test_a_beat_renews_the_tokens_it_names_and_no_others(h: Harness, a: Client, 
     a.beat(kept)
     h.pass_ms(20_000)
     assert [push.token for push in a.told(wire.LeaseLost)] == [lost]
-    assert list(h.memory.holds) == [kept]
+    assert list(h.held()) == [kept]
 
 
 def test_a_beat_of_another_session_renews_nothing(h: Harness, a: Client, run: str) -> None:
@@ -59,7 +55,7 @@ def test_a_beat_of_another_session_renews_nothing(h: Harness, a: Client, run: st
     h.pass_ms(20_000)
     assert b.beat(token) == [False]
     h.pass_ms(10_000)
-    assert not h.memory.holds
+    assert not h.held()
 
 
 def test_each_lease_has_a_length_of_its_own(h: Harness, a: Client, run: str) -> None:
@@ -81,11 +77,11 @@ def test_a_lease_outlives_a_daemon_that_was_stopped(h: Harness, a: Client, run: 
     h.pass_ms(1_000)
     h.stall(10 * LEASE_MS, arrived=lambda: a.beat(beaten))
     h.pass_ms(LEASE_MS - 1_001)
-    assert list(h.memory.holds) == [beaten, silent, longer], "what was overslept is no silence"
+    assert list(h.held()) == [beaten, silent, longer], "what was overslept is no silence"
     h.pass_ms(1)
     assert [push.token for push in a.told(wire.LeaseLost)] == [silent]
     h.pass_ms(10_000)
-    assert not h.memory.holds
+    assert not h.held()
 
 
 @pytest.mark.parametrize("before_ms", [0, 1, LEASE_MS // 3, LEASE_MS - 1])
@@ -97,9 +93,9 @@ def test_after_a_sleep_every_lease_has_the_time_for_a_beat(h: Harness, a: Client
     h.pass_ms(LEASE_MS // 3)
     assert a.beat(token) == [True]
     h.pass_ms(LEASE_MS - 1)
-    assert list(h.memory.holds) == [token]
+    assert list(h.held()) == [token]
     h.pass_ms(1)
-    assert not h.memory.holds, "one beat of grace, not more"
+    assert not h.held(), "one beat of grace, not more"
 
 
 def test_a_wait_keeps_the_time_that_the_daemon_slept(h: Harness, a: Client, run: str) -> None:
@@ -129,9 +125,9 @@ def test_a_lease_gets_its_full_length_again_after_a_restart(h: Harness, a: Clien
     h.start()
     a.resume()
     h.pass_ms(LEASE_MS - 1)
-    assert token in h.memory.holds
+    assert token in h.held()
     h.pass_ms(1)
-    assert token not in h.memory.holds
+    assert token not in h.held()
 
 
 def test_a_token_is_never_given_twice_even_after_its_row_is_gone_and_the_daemon_was_restarted(
@@ -149,7 +145,8 @@ def test_a_token_is_never_given_twice_even_after_its_row_is_gone_and_the_daemon_
 def test_a_release_gives_back_without_an_outcome(h: Harness, a: Client, run: str) -> None:
     token = hold(a, run)
     assert a.ask(wire.Release(token=token)) == wire.Released(held=True)
-    assert h.rows("SELECT state, failures, takeovers FROM once_keys") == [("open", 0, 0)]
+    assert a.ask(wire.OnceGet(run=run, key="k")) == wire.OnceOpen()
+    assert a.ask(wire.OnceAcquire(run=run, key="k")).takeovers == 0
 
 
 def test_a_release_of_a_token_that_is_gone_is_no_error(a: Client, run: str) -> None:
@@ -180,43 +177,40 @@ def test_a_bye_gives_back_all_it_held_and_is_no_loss(h: Harness, a: Client, run:
     hold(a, run, "one")
     hold(a, run, "two")
     a.bye()
-    assert h.rows("SELECT state, takeovers FROM once_keys") == [("open", 0), ("open", 0)]
+    b = h.session("b")
+    granted = [b.ask(wire.OnceAcquire(run=run, key=key)) for key in ("one", "two")]
+    assert [(each.attempt, each.takeovers) for each in granted] == [(1, 0), (1, 0)]
     assert not h.rows("SELECT event FROM events WHERE type = 'lease.lost'")
 
 
-def test_what_ended_is_known_by_its_token_only_once(h: Harness, a: Client, run: str) -> None:
-    tx = h.tx(a)
-    token, _ = leases.grant(tx, "once", "k", run, LEASE_MS)
-    dropped = leases.drop(tx, token)
-    assert dropped is not None
-    assert (dropped.session, dropped.subject, dropped.topic) == ("a", "k", ("once", run, "k"))
-    assert leases.drop(tx, token) is None
-
-
-def test_the_answer_that_granted_a_lease_goes_with_it(h: Harness, a: Client, run: str) -> None:
-    token = hold(a, run)
-    assert h.value("SELECT count(*) FROM replies") == 1
-    released = a.submit(wire.Release(token=token))
-    assert h.rows("SELECT request FROM replies") == [(released.id,)]
-
-
-def test_a_repeat_of_release_is_answered_alike(h: Harness, a: Client, run: str) -> None:
-    """Or who sends it again after a lost connection would take the hold for lost while it was in use."""
-    released = a.submit(wire.Release(token=hold(a, run)))
-    assert released.repeat().reply == released.reply == wire.Released(held=True)
-    released.ack()
+def test_the_answer_that_granted_a_lease_is_told_again_while_it_lives_and_kept_nowhere(
+    h: Harness, a: Client, run: str
+) -> None:
+    granted = a.submit(wire.OnceAcquire(run=run, key="k"))
     assert h.value("SELECT count(*) FROM replies") == 0
+    h.start()
+    a.resume()
+    assert granted.repeat().reply == granted.reply, "with the same secret"
+    other = Request(a, granted.id, wire.OnceAcquire(run=run, key="other", again=True))
+    a.open[granted.id] = other
+    h.run(a.entry(other))
+    assert other.reply.code == "IDEMPOTENCY_CONFLICT"
+    a.ask(wire.Release(token=granted.reply.token))
+    assert granted.repeat().reply.token > granted.reply.token, "an answer with a dead token is never given again"
 
 
-def test_a_lease_without_a_length_is_refused_by_the_table(h: Harness) -> None:
-    with pytest.raises(sqlite3.IntegrityError, match="length_ms > 0"):
-        leases.grant(h.tx(), "once", "k", "r", 0)
+def test_a_repeat_of_release_says_that_nothing_is_held(h: Harness, a: Client, run: str) -> None:
+    """It is not kept: to release twice does no harm."""
+    released = a.submit(wire.Release(token=hold(a, run)))
+    assert released.reply == wire.Released(held=True)
+    assert h.value("SELECT count(*) FROM replies") == 0
+    assert released.repeat().reply == wire.Released(held=False)
 
 
 def test_a_lease_that_ended_arms_no_alarm(h: Harness, a: Client, run: str) -> None:
     for _ in range(10):
         a.ask(wire.Release(token=hold(a, run)))
-    assert h.memory.next_steady() is None
+    assert h.core().next_lease() is None
 
 
 def test_ended_leases_and_waits_do_not_pile_up_in_memory(h: Harness, a: Client, run: str) -> None:
@@ -225,8 +219,9 @@ def test_ended_leases_and_waits_do_not_pile_up_in_memory(h: Harness, a: Client, 
         token = hold(a, run, lease_ms=wire.LEASE_MS_MAX)
         b.submit(wire.OnceAcquire(run=run, key="k", wait_ms=3_600_000)).cancel()
         a.ask(wire.Release(token=token))
-        assert number < 10 or len(h.memory._lapses) <= 1_002
-    assert len(h.memory._lates) <= 1_002
+        h.core().next_lease()  # asked after each turn
+        assert number < 10 or len(h.core().holds._lapses) <= 1_002
+    assert len(h.core().lines._lates) <= 1_002
 
 
 # ------------------------------------------------------------------ renew
@@ -260,27 +255,7 @@ def test_the_new_length_of_a_lease_outlives_a_restart(h: Harness, a: Client, run
     assert a.beat(token) == [False]
 
 
-@pytest.mark.parametrize("other", [wire.LEASE_MS_MIN, wire.LEASE_MS_MAX])
-def test_a_renewal_whose_transaction_fails_changes_nothing(h: Harness, a: Client, run: str, other: int) -> None:
-    token = hold(a, run)
-
-    def fail(sql: str) -> None:
-        if sql == "COMMIT":
-            raise sqlite3.OperationalError("disk I/O error")
-
-    h.connection.before = fail
-    with pytest.raises(Lost):
-        a.submit(wire.Renew(token=token, lease_ms=other))
-    h.connection.before = nothing
-    h.check()
-    h.pass_ms(LEASE_MS - 1)
-    assert a.beat(token) == [True]
-    h.pass_ms(LEASE_MS)
-    assert a.beat(token) == [False]
-
-
-def test_a_renewal_that_is_refused_after_the_fact_is_taken_back_alone(h: Harness, a: Client, run: str) -> None:
-    """Its id is in use, which is seen when its reply is to be kept."""
+def test_a_renewal_whose_id_is_in_use_changes_nothing(h: Harness, a: Client, run: str) -> None:
     token = hold(a, run)
     kept = a.submit(wire.Renew(token=token, lease_ms=LEASE_MS, keep=True))
     again = Request(a, kept.id, wire.Renew(token=token, lease_ms=wire.LEASE_MS_MIN, keep=True))
@@ -289,7 +264,7 @@ def test_a_renewal_that_is_refused_after_the_fact_is_taken_back_alone(h: Harness
     assert again.reply.code == "IDEMPOTENCY_CONFLICT"
     h.check()
     h.pass_ms(LEASE_MS - 1)
-    assert token in h.memory.holds
+    assert token in h.held()
 
 
 @pytest.mark.parametrize(("state", "code"), [("stopped", "SCOPE_CANCELLED"), ("expired", "DEADLINE_EXCEEDED")])
@@ -305,7 +280,7 @@ def test_a_hold_in_a_run_that_is_over_is_not_renewed(h: Harness, a: Client, stat
     assert a.refused(code, wire.Renew(token=token, lease_ms=LEASE_MS)).run == run
     assert a.refused("LEASE_LOST", wire.Renew(token=job.token, lease_ms=LEASE_MS)).run is None
     h.pass_ms(20_000)
-    assert not h.memory.holds, "it was not renewed"
+    assert not h.held(), "it was not renewed"
 
 
 def test_a_job_whose_run_is_over_by_the_clock_alone_is_lost(h: Harness, a: Client) -> None:
@@ -320,4 +295,5 @@ def test_the_lengths_of_a_lease_that_is_renewed_often_do_not_pile_up(h: Harness,
     token = hold(a, run)
     for number in range(1_500):
         a.ask(wire.Renew(token=token, lease_ms=LEASE_MS + number % 7))
-    assert len(h.memory._lapses) <= 1_003
+        h.core().next_lease()  # asked after each turn
+    assert len(h.core().holds._lapses) <= 1_003

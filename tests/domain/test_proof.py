@@ -79,8 +79,8 @@ OF_THE_SESSION_ONLY = {wire.Beat}  # no secret helps: see test_a_beat_renews_wha
 
 
 def state(h: Harness) -> list[Any]:
-    tables = ("leases", "once_keys", "jobs", "reservations", "budgets", "ledger", "units", "events")
-    memory = sorted((hold.token, hold.expires, hold.length_ms) for hold in h.memory.holds.values())
+    tables = ("leases", "once_keys", "jobs", "reservations", "budgets", "ledger", "events")
+    memory = sorted((lease.token, lease.expires, lease.length_ms) for lease in h.core().holds.of_token.values())
     return [memory, *(h.rows(f"SELECT * FROM {table}") for table in tables)]
 
 

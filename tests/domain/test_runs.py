@@ -3,7 +3,10 @@ from __future__ import annotations
 import pytest
 
 from runstate import wire
-from runstated.domain import tidy
+from runstated.domain.jobs import JOBS
+from runstated.domain.runs import RUNS, Runs
+from runstated.engine import retention
+from runstated.engine.evicting import CLEARED_IN_ONE_STEP
 from tests.harness import Client, Harness
 
 
@@ -182,21 +185,7 @@ def test_end_answers_all_that_wait_in_the_tree(h: Harness, a: Client) -> None:
         ("SCOPE_CANCELLED", below.run),
         ("SCOPE_CANCELLED", root.run),
     ]
-    assert not h.memory.calls
-
-
-def test_the_end_of_a_run_costs_one_statement_for_each_wait_for_a_job(h: Harness, a: Client) -> None:
-    """A hundred processes may wait for thousands of jobs: none of their requests is run again, one by one."""
-    run = join(a).run
-    waits = []
-    for number in range(100):
-        job = a.ask(wire.QueuesSend(run=run, queue="q", key=str(number), input="1", attempts=3)).job
-        waits.append(a.waits(wire.QueuesResult(job=job)))
-    statements: list[str] = []
-    h.connection.set_trace_callback(statements.append)
-    a.ask(wire.RunsEnd(run=run, state="stopped"))
-    assert {wait.reply.state for wait in waits} == {"cancelled"}
-    assert len(statements) < 100 + 30
+    assert not h.core().lines.calls
 
 
 def test_end_of_an_unknown_run_is_refused(h: Harness, a: Client) -> None:
@@ -315,21 +304,16 @@ def test_a_tree_of_100_runs_with_10000_jobs_is_stopped_in_one_batch_and_tidied_i
     runs_ = [root]
     while len(runs_) < 100:
         runs_.append(a.ask(wire.RunsChild(parent=runs_[(len(runs_) - 1) // 3])).run)
-    a.ask(wire.QueuesDeclare(queue="q", attempts=3))
-    for number, run in enumerate(runs_):
-        h.connection.execute(
-            "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 100)"
-            " INSERT INTO jobs (job, space, queue, run, key, state, needs, age, input, created_ms)"
-            " SELECT 'x' || :n || '-' || i, 'default', 'q', :run, i, 'ready', 0, 0, '1', 0 FROM n",
-            {"n": number, "run": run},
-        )
-        h.connection.execute("INSERT INTO job_counts VALUES (:run, 'q', 'ready', 100)", {"run": run})
+    for run in runs_:
+        for number in range(100):
+            a.ask(wire.QueuesSend(run=run, queue="q", key=str(number), input="1", attempts=3))
+    jobs = dict(h.rows("SELECT run, min(job) FROM jobs GROUP BY run"))
     other = h.session("o").ask(wire.RunsJoin(name="other")).run
     a.ask(wire.SlotsAcquire(run=other, pool="gpu", max=1))
     waits, results = [], []
     for number, run in enumerate(runs_):
         w = h.session(f"w{number}")
-        results.append(w.waits(wire.QueuesResult(job=f"x{number}-1")))
+        results.append(w.waits(wire.QueuesResult(job=jobs[run])))
         waits.append(w.waits(wire.SlotsAcquire(run=run, pool="gpu")))
         waits.append(w.waits(wire.TimersSleep(run=run, name="t", after_ms=3_600_000)))
         waits.append(w.waits(wire.BarriersArrive(run=run, name="b", count=2, worker="w")))
@@ -347,15 +331,20 @@ def test_a_tree_of_100_runs_with_10000_jobs_is_stopped_in_one_batch_and_tidied_i
     assert {request.reply.code for request in waits} == {"SCOPE_CANCELLED"}
     assert {request.reply.state for request in results} == {"cancelled"}
     assert h.connection.total_changes - changed < 500, "the rows of the jobs are left for later"
-    h.clock.pass_ms(tidy.KEPT_MS)
+    while h.core().clearing:  # as long as there is more to do at once
+        had = len(h.core().live(JOBS))
+        h.tick()
+        assert had - len(h.core().live(JOBS)) <= CLEARED_IN_ONE_STEP
+    assert not h.core().live(JOBS)
+    h.clock.pass_ms(retention.KEPT_MS)
     steps, left = 0, 10_000
     while left:
-        h.tick()
+        h.pass_ms(retention.PAUSE_MS)
         now = h.value("SELECT count(*) FROM jobs")
-        assert left - now <= tidy.ROWS_IN_ONE_STEP
+        assert left - now <= 2 * retention.ROWS_IN_ONE_STEP
         assert h.clients["o"].ask(wire.RunsJoin(name="other")).run == other, "others get their turn in between"
         steps, left = steps + 1, now
-    assert steps >= 100
+    assert steps >= 10_000 // (2 * retention.ROWS_IN_ONE_STEP)
 
 
 def test_a_group_ends_with_its_session_also_while_something_is_held_in_it(h: Harness) -> None:
@@ -401,7 +390,34 @@ def test_a_child_run_whose_session_is_gone_ends_with_the_last_hold_in_it(h: Harn
     h.tick_if_due()
     assert state() == "stopped"
     assert a.ask(wire.RunsGet(run=root)).state == "active"
-    assert h.memory.looked_after == {}
+    assert h.core().looked_after == {}
+
+
+def test_a_run_that_is_over_counts_as_long_as_something_is_held_below_it(h: Harness, a: Client) -> None:
+    """The run in between is over and holds nothing itself, and neither a restart makes anything of that."""
+    owner, w = h.session("owner"), h.session("w")
+    top = owner.ask(wire.RunsChild(parent=join(a).run)).run
+    middle = child(w, top).run
+    below = child(w, middle).run
+    token = w.ask(wire.OnceAcquire(run=below, key="k")).token
+    a.ask(wire.RunsEnd(run=middle, state="stopped"))
+    owner.die()
+    for _ in range(2):
+        assert [view.worker for view in a.ask(wire.RunsStatus(run=top)).workers] == ["worker-w"]
+        assert a.ask(wire.RunsGet(run=top)).state == "active", "something below it is held"
+        h.start()
+        h.tick_if_due()
+    w.ask(wire.Release(token=token))
+    h.tick_if_due()
+    assert a.ask(wire.RunsGet(run=top)).state == "stopped"
+    assert len(h.core().live(RUNS)) == 1, "all others have left memory"
+
+
+def test_the_deadlines_of_runs_that_end_early_do_not_pile_up_in_memory(h: Harness, a: Client) -> None:
+    for number in range(300):
+        run = join(a, f"n{number}", deadline_ms=h.clock.wall_ms() + 1_000_000).run
+        a.ask(wire.RunsEnd(run=run, state="finished"))
+    assert len(h.core().index(Runs).due) < 70
 
 
 # ------------------------------------------------------------------ joined again

@@ -4,6 +4,7 @@ import pytest
 
 from runstate import wire
 from runstated.domain import sessions
+from runstated.engine.entries import Ended, Opened, Tick
 from tests.harness import Harness
 
 
@@ -16,9 +17,12 @@ def test_hello_writes_who_it_is(h: Harness) -> None:
 
 def test_a_session_that_comes_back_is_the_same_and_may_change_its_label(h: Harness) -> None:
     a = h.session("a")
+    opened_ms = h.clock.wall_ms()
+    h.pass_ms(1_000)
     row = sessions.Session("a", "default", "renamed", "", 100, "python x")
-    sessions.open_session(h.tx(a), row)
-    assert sessions.get_all(h.tx()) == [row]
+    h.run(Opened(row, a.request(wire.StatusGet()).id, (), wire.Welcome(protocol=1, version="test", pid=1)))
+    assert h.rows("SELECT session, worker, opened_ms FROM sessions") == [("a", "renamed", opened_ms)]
+    assert [seen.worker for seen in a.ask(wire.StatusGet()).workers] == ["renamed"]
 
 
 def test_hello_tells_which_of_the_named_runs_are_over(h: Harness) -> None:
@@ -61,7 +65,7 @@ def test_the_end_of_a_session_hands_on_all_it_held_in_one_step(h: Harness) -> No
     ]
     a.die()
     assert all(request.reply is not None for request in waits)
-    assert {hold.session for hold in h.memory.holds.values()} == {"b"}
+    assert {lease.session for lease in h.core().holds.of_token.values()} == {"b"}
     assert h.rows("SELECT session FROM sessions") == [("b",)]
 
 
@@ -81,17 +85,26 @@ def test_the_end_of_a_session_ends_its_waits_and_subscriptions(h: Harness) -> No
     a.ask(wire.OnceAcquire(run=run, key="k"))
     b.waits(wire.OnceAcquire(run=run, key="k"))
     b.die()
-    assert not h.memory.calls
-    assert list(h.memory._subscriptions) == ["a"]
+    assert not h.core().lines.calls
+    assert list(h.core().lines._subscriptions) == ["a"]
 
 
 def test_the_end_of_an_unknown_session_is_no_error(h: Harness) -> None:
-    sessions.end(h.tx(), "nobody", "died")
+    h.run(Ended("nobody", "died"))
+    a = h.session("a")
+    h.run(Ended("a", "died"), Ended("a", "died"))
+    assert a.told(wire.LeaseLost) == []
 
 
 def test_a_lapse_of_a_token_that_is_gone_says_nothing(h: Harness) -> None:
-    sessions.lapse(h.tx(), 99)
-    assert not h.memory.pushes
+    a = h.session("a")
+    run = a.ask(wire.RunsJoin(name="job")).run
+    token = a.ask(wire.OnceAcquire(run=run, key="k", lease_ms=5_000)).token
+    h.clock.pass_ms(5_000)
+    release = a.request(wire.Release(token=token))
+    h.run(a.entry(release), Tick())
+    assert release.reply == wire.Released(held=True)
+    assert a.told(wire.LeaseLost) == []
 
 
 def test_one_session_holds_and_awaits_no_more_than_it_may(h: Harness, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,7 +94,7 @@ class World:
         self.x = h.session("x", access=Access(space="other", key="k1"))
         self.own = one_of_everything(h, self.x, "own")
         before = self.rows()
-        h.memory.counters.update(NUMBERED)
+        h.spaces.numbers.last.update(NUMBERED)
         self.a = h.session("a", access=Access(key="k2"))
         self.a._next, h._tickets = 7_300, 7_400
         self.theirs = one_of_everything(h, self.a, "their")
@@ -108,8 +108,8 @@ class World:
 
     def memory(self) -> Any:
         """The calls and holds of the session ``a``, and what it was told."""
-        calls = [(call.key, call.place, call.lines, call.away) for call in self.h.memory.of_session("a")]
-        holds = [(hold.token, hold.expires) for hold in self.h.memory.holds.values() if hold.session == "a"]
+        calls = [(call.key, call.place, call.lines, call.away) for call in self.h.core().lines.of_session("a")]
+        holds = [(lease.token, lease.expires) for lease in self.h.core().holds.of_session("a")]
         return calls, holds, list(self.a.pushes), [list(request.replies) for request in self.a.open.values()]
 
     def send(self, request: wire.Request[Any]) -> Any:
@@ -137,7 +137,7 @@ class World:
         rows = self.rows()
         assert self.rows_of_theirs <= rows, "something of theirs is gone or has changed"
         assert self.memory() == self.state_of_theirs
-        calls = [(call.rank, call.lines, call.signals) for call in self.h.memory.of_session("x")]
+        calls = [(call.rank, call.lines, call.signals) for call in self.h.core("other").lines.of_session("x")]
         pushes = [getattr(push, "behind", push) for push in self.x.pushes[told:]]
         seen = without(repr((got, pushes, calls)), ids)
         written = without(repr(rows - self.rows_of_theirs), ids)
@@ -203,6 +203,10 @@ TABLE: tuple[Make, ...] = (
     lambda t: wire.QueuesDeclare(queue="new", attempts=3, needs=needs_of(t)),
     lambda t: wire.QueuesSend(run=t.run, queue=t.queue, key="1", input="1"),
     lambda t: wire.QueuesSend(run=t.run, queue=t.queue, key="new", input="1", needs=needs_of(t)),
+    lambda t: wire.QueuesSendMany(run=t.run, queue=t.queue, members=(wire.NewJob(key="1", input="1"),)),
+    lambda t: wire.QueuesSendMany(
+        run=t.run, queue=t.queue, members=(wire.NewJob(key="new", input="1"),), needs=needs_of(t)
+    ),
     lambda t: wire.QueuesResult(job=t.job, within=(t.token,)),
     lambda t: wire.QueuesAdmit(queues=(wire.AdmitFrom(run=t.run, queue=t.queue),)),
     lambda t: wire.QueuesComplete(job=t.job, token=t.delivery, result="1", costs={t.reservation: 5}),

@@ -147,6 +147,14 @@ def test_the_end_of_the_run_answers_who_sleeps_and_its_timers_fire_no_more(h: Ha
     assert h.value("SELECT count(*) FROM timers") == 0, "tidied"
 
 
+def test_timers_of_runs_that_end_early_do_not_pile_up_in_memory(h: Harness, a: Client) -> None:
+    for number in range(300):
+        run = a.ask(wire.RunsJoin(name=f"n{number}")).run
+        a.waits(sleep(run, HOUR_MS))
+        a.ask(wire.RunsEnd(run=run, state="stopped"))
+    assert len(h.core().index(timers.Timers).due) < 70
+
+
 def test_a_timer_of_a_run_past_its_deadline_is_refused(h: Harness, a: Client) -> None:
     run = a.ask(wire.RunsJoin(name="short", deadline_ms=h.clock.wall_ms() + 5_000)).run
     waits = a.waits(sleep(run, 5_000))

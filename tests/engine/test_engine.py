@@ -21,6 +21,7 @@ from runstated.domain.waits import Settled
 from runstated.engine import engine, turns
 from runstated.engine.cache import Cache
 from runstated.engine.entries import Ask, Away, Ended, Opened
+from runstated.engine.retention import EVENTS_KEPT_MS, LOOK_EACH_MS
 from runstated.engine.turns import Turns
 from tests.clock import ManualClock
 from tests.daemons import PATIENCE_S
@@ -542,7 +543,9 @@ def test_an_idle_engine_arms_no_alarm_and_no_timer(tmp_path: Path) -> None:
             assert it.clock.next_alarm_ms() == LEASE_MS
             await it.ask("a", wire.OnceComplete(run=run, key="k", token=token, result="1"))
             await it.engine.settle()
-            assert it.clock.next_alarm_ms() is None
+            assert it.clock.next_alarm_ms() == LOOK_EACH_MS, "one look at what is old"
+            await it.pass_ms(LOOK_EACH_MS)
+            assert it.clock.next_alarm_ms() == EVENTS_KEPT_MS - LOOK_EACH_MS, "the oldest event, in a month"
             loop: Any = asyncio.get_running_loop()
             patience = [timer for timer in loop._scheduled if not timer.cancelled()]
             assert len(patience) == 1, "the story's own"

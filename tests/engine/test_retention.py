@@ -1,15 +1,16 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 
 import pytest
 
 from runstate import wire
-from runstated.domain import tidy
-from runstated.store import tx
-from tests.harness import Client, Harness, check_resources
+from runstated.engine import retention
+from tests.harness import Client, Harness, check_resources, nothing
 
 DAY_MS = 24 * 3_600_000
+SOON_MS = 1_000  # for some steps
 
 
 @pytest.fixture
@@ -19,7 +20,7 @@ def a(h: Harness) -> Client:
 
 @pytest.fixture
 def run(a: Client) -> str:
-    """An ended run with two jobs, one of them running, and two keys, one of them held."""
+    """An ended run with two jobs, one of them running, and two keys, one of them held (of which a lease says that)."""
     run = str(a.ask(wire.RunsJoin(name="job")).run)
     for key in "12":
         a.ask(wire.QueuesSend(run=run, queue="q", key=key, input="1", attempts=3))
@@ -36,12 +37,12 @@ def left(h: Harness) -> tuple[int, int, int]:
 
 
 def test_what_an_ended_run_leaves_is_kept_a_while_for_late_questions(h: Harness, run: str) -> None:
-    h.pass_ms(tidy.KEPT_MS - 1)
-    assert left(h) == (2, 2, 1)
+    h.pass_ms(retention.KEPT_MS - 1)
+    assert left(h) == (2, 1, 1)
 
 
 def test_what_an_ended_run_leaves_goes_after_that_while_and_the_counts_with_it(h: Harness, run: str) -> None:
-    h.pass_ms(tidy.KEPT_MS)
+    h.pass_ms(retention.KEPT_MS)
     assert left(h) == (0, 0, 1)
     assert h.counted() == {}
 
@@ -49,18 +50,18 @@ def test_what_an_ended_run_leaves_goes_after_that_while_and_the_counts_with_it(h
 def test_a_late_question_after_that_is_not_found(h: Harness, a: Client, run: str) -> None:
     (job,) = h.rows("SELECT job FROM jobs WHERE state = 'running'")[0]
     token = h.value("SELECT token FROM leases WHERE kind = 'job'")
-    h.pass_ms(tidy.KEPT_MS)
+    h.pass_ms(retention.KEPT_MS)
     a.refused("NOT_FOUND", wire.QueuesResult(job=job))
     a.refused("NOT_FOUND", wire.QueuesComplete(job=job, token=token, result="1"))
     assert a.ask(wire.Release(token=token)) == wire.Released(held=False)
 
 
 def test_the_run_itself_is_kept_for_days_and_goes_with_the_next_that_is_tidied(h: Harness, a: Client, run: str) -> None:
-    h.pass_ms(tidy.RUN_KEPT_MS)
+    h.pass_ms(retention.RUN_KEPT_MS)
     assert a.ask(wire.RunsGet(run=run)).state == "finished"
     other = a.ask(wire.RunsJoin(name="other")).run
     a.ask(wire.RunsEnd(run=other, state="finished"))
-    h.pass_ms(tidy.KEPT_MS)
+    h.pass_ms(retention.KEPT_MS)
     a.refused("NOT_FOUND", wire.RunsGet(run=run))
     assert a.ask(wire.RunsGet(run=other)).state == "finished"
 
@@ -76,58 +77,121 @@ def test_a_living_run_keeps_everything(h: Harness, a: Client) -> None:
 
 def test_tidying_goes_in_small_steps_until_all_is_gone(h: Harness, a: Client) -> None:
     run = a.ask(wire.RunsJoin(name="job")).run
-    for number in range(tidy.ROWS_IN_ONE_STEP + 1):
+    for number in range(retention.ROWS_IN_ONE_STEP + 1):
         a.ask(wire.QueuesSend(run=run, queue="q", key=str(number), input="1", attempts=3))
     a.ask(wire.RunsEnd(run=run, state="finished"))
-    h.clock.pass_ms(tidy.KEPT_MS)
-    h.tick()
+    h.pass_ms(retention.KEPT_MS)
     assert left(h)[0] == 1
-    assert h.memory.due_ms is not None
-    assert h.memory.due_ms <= h.clock.wall_ms(), "there is more to do at once"
-    h.tick_if_due()
+    assert h.retention.due_ms == h.clock.wall_ms() + retention.PAUSE_MS, "there is more to do"
+    h.pass_ms(SOON_MS)
+    assert left(h)[0] == 0
+    assert h.value("SELECT tidied FROM runs") == 1
+
+
+def test_many_small_runs_are_tidied_in_one_step(h: Harness, a: Client) -> None:
+    """One for each `gather`: thousands may end in a minute."""
+    for number in range(retention.RUNS_IN_ONE_STEP):
+        run = a.ask(wire.RunsJoin(name=str(number))).run
+        a.ask(wire.QueuesSend(run=run, queue="q", key="1", input="1", attempts=3))
+        a.ask(wire.RunsEnd(run=run, state="finished"))
+    h.pass_ms(retention.KEPT_MS)
+    assert h.value("SELECT count(*) FROM runs WHERE tidied = 1") == retention.RUNS_IN_ONE_STEP
     assert left(h)[0] == 0
 
 
+def test_what_is_held_in_an_ended_run_outlives_its_rows(h: Harness, a: Client, run: str) -> None:
+    """A worker that goes on with a job of a run that is over holds its slots until it is done, whatever is on disk."""
+    tokens = [token for (token,) in h.rows("SELECT token FROM leases")]
+    while h.clock.wall_ms() < retention.RUN_KEPT_MS + 1_700_000_000_000:
+        h.pass_ms(wire.LEASE_MS_MAX - 1)
+        assert a.beat(*tokens) == [True, True]
+    other = a.ask(wire.RunsJoin(name="other")).run
+    a.ask(wire.RunsEnd(run=other, state="finished"))
+    for _ in range(3):
+        h.pass_ms(retention.KEPT_MS // 3 + SOON_MS)
+        a.beat(*tokens)
+    assert left(h) == (0, 0, 2), "its row stays as long as something is held in it"
+    h.start()
+    a.resume()
+    assert [a.ask(wire.Release(token=token)).held for token in tokens] == [True, True]
+    a.refused("SCOPE_CANCELLED", wire.OnceAcquire(run=run, key="held"))
+
+
 def test_old_events_go_by_their_number_in_steps(h: Harness) -> None:
-    newest = tidy.EVENTS_KEPT + 2 * tidy.EVENTS_IN_ONE_STEP + 7
+    newest = retention.EVENTS_KEPT + 2 * retention.EVENTS_IN_ONE_STEP + 7
     h.connection.execute(
         "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < :newest)"
-        " INSERT INTO events SELECT i, 'r', 't', :now, '{}' FROM n",
+        " INSERT INTO events SELECT i, 'default', 'r', '/r/', 't', :now, '{}' FROM n",
         {"newest": newest, "now": h.clock.wall_ms()},
     )
-    h.pass_ms(0)
-    oldest, left = h.rows("SELECT min(event), count(*) FROM events")[0]
-    assert tidy.EVENTS_KEPT <= left < tidy.EVENTS_KEPT + tidy.EVENTS_IN_ONE_STEP
-    assert oldest == newest - left + 1
+    h.connection.execute("INSERT INTO counters VALUES ('event', :newest)", {"newest": newest})
+    h.start()
+    h.pass_ms(SOON_MS)
+    oldest, kept = h.rows("SELECT min(event), count(*) FROM events")[0]
+    assert retention.EVENTS_KEPT <= kept < retention.EVENTS_KEPT + retention.EVENTS_IN_ONE_STEP
+    assert oldest == newest - kept + 1
+    assert h.spaces.numbers.oldest_event == oldest
+
+
+def test_numbers_that_were_left_out_are_no_events(h: Harness, a: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a power cut the numbers go on far above those on disk."""
+    monkeypatch.setattr(retention, "EVENTS_KEPT", 1_000)
+    run = a.ask(wire.RunsJoin(name="job")).run
+    h.connection.execute("UPDATE counters SET value = 1000000 WHERE counter = 'event'")
+    h.start()
+    a.resume()
+    a.ask(wire.QueuesSend(run=run, queue="q", key="1", input="1", attempts=3))
+    h.pass_ms(retention.LOOK_EACH_MS)
+    assert h.events(run) == ["scope.created", "task.submitted"]
+    assert len(a.ask(wire.EventsRead(run=run)).events) == 2
 
 
 def test_a_daemon_in_which_nothing_becomes_due_keeps_its_events_bounded(
     h: Harness, a: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tidy, "EVENTS_KEPT", 1_000)
+    monkeypatch.setattr(retention, "EVENTS_KEPT", 1_000)
     run = a.ask(wire.RunsJoin(name="job")).run
     h.pass_ms(0)
-    for number in range(2_100):
+    for number in range(2_600):
         a.ask(wire.QueuesSend(run=run, queue="q", key=str(number), input="1", attempts=3))
-    h.pass_ms(0)
-    left = h.value("SELECT count(*) FROM events")
-    assert 1_000 <= left < 1_000 + tidy.EVENTS_IN_ONE_STEP + tx.EVENTS_LOOK_EACH
+        h.tick_if_due()
+        assert h.value("SELECT count(*) FROM events") <= 1_000 + retention.EVENTS_IN_ONE_STEP
+    page = a.ask(wire.EventsRead(run=run, after=1))
+    assert page.gap and page.events[0].event == h.value("SELECT min(event) FROM events")
 
 
 def test_old_events_go_by_their_age_also_in_a_quiet_daemon(h: Harness, a: Client) -> None:
     run = a.ask(wire.RunsJoin(name="job")).run
     h.start()
-    h.pass_ms(tidy.EVENTS_KEPT_MS - 1)
+    h.pass_ms(retention.EVENTS_KEPT_MS - 1)
     assert h.events(run) == ["scope.created"]
     h.pass_ms(1)
     assert h.events(run) == []
+    assert h.spaces.numbers.oldest_event == 0
     a.resume()
     assert a.ask(wire.EventsRead(run=run)).events == ()
 
 
 def test_nothing_to_tidy_is_never_due(h: Harness) -> None:
-    h.pass_ms(1)
-    assert h.memory.due_ms is None
+    h.pass_ms(retention.LOOK_EACH_MS)  # the start of a new database has written something
+    assert h.retention.due_ms is None
+    h.session("a").bye()
+    assert h.retention.due_ms == h.clock.wall_ms() + retention.LOOK_EACH_MS
+    h.pass_ms(retention.LOOK_EACH_MS)
+    assert h.retention.due_ms is None
+
+
+def test_a_look_that_fails_has_changed_nothing_and_is_made_again(h: Harness, a: Client, run: str) -> None:
+    def fail(sql: str) -> None:
+        if "ledger" in sql or "FROM reservations" in sql:  # after the runs were looked at
+            raise sqlite3.OperationalError("disk I/O error")
+
+    h.connection.before = fail
+    h.pass_ms(retention.KEPT_MS)
+    h.connection.before = nothing
+    assert left(h) == (2, 1, 1)
+    h.pass_ms(retention.LOOK_EACH_MS + SOON_MS)
+    assert left(h) == (0, 0, 1)
 
 
 # ------------------------------------------------------------------ money
@@ -161,7 +225,7 @@ def test_reservations_that_ended_and_their_ledger_go_after_a_week_and_the_sums_s
     h.pass_ms(DAY_MS)
     kept = reserve(a, living)
     a.ask(settle(kept))
-    h.pass_ms(tidy.MONEY_KEPT_MS - DAY_MS - 1)
+    h.pass_ms(retention.MONEY_KEPT_MS - DAY_MS - 1)
     assert a.ask(settle(old)).charged_minor == 4
     h.pass_ms(1)
     assert money(h) == (1, 3)
@@ -194,27 +258,66 @@ def test_a_reservation_that_stays_holds_up_only_itself(h: Harness, a: Client, li
     elsewhere = x.ask(wire.RunsJoin(name="r")).run
     x.ask(wire.BudgetsDeclare(budget="llm", limit_minor=100))
     stays = wire.BudgetsReserve(run=elsewhere, budget="llm", amount_minor=1, settle_by_ms=wire.LATEST_MS)
-    for _ in range(tidy.ROWS_IN_ONE_STEP + 1):
+    for _ in range(retention.ROWS_IN_ONE_STEP + 1):
         x.ask(stays)
     for _ in range(3):
         a.ask(settle(reserve(a, living)))
-    h.pass_ms(2 * tidy.MONEY_KEPT_MS)
+    h.pass_ms(2 * retention.MONEY_KEPT_MS)
     assert money(h) == (100, 100)
 
 
 def test_money_is_tidied_in_small_steps(h: Harness, a: Client, living: str) -> None:
-    for _ in range(tidy.ROWS_IN_ONE_STEP // 3):
+    for _ in range(retention.ROWS_IN_ONE_STEP // 3):
         a.ask(settle(reserve(a, living)))
     long = reserve(a, living)
     for n in range(5):
         a.ask(wire.BudgetsSettle(reservation=long, cost_minor=1, work_key=str(n), keep_rest=True))
     a.ask(settle(long))
     before = sum(money(h))
-    h.clock.pass_ms(tidy.MONEY_KEPT_MS + DAY_MS)
+    h.clock.pass_ms(retention.MONEY_KEPT_MS + DAY_MS)
     h.tick()
-    assert before - sum(money(h)) == tidy.ROWS_IN_ONE_STEP
-    h.tick_if_due()
+    assert 0 < before - sum(money(h)) <= retention.ROWS_IN_ONE_STEP
+    h.pass_ms(SOON_MS)
     assert money(h) == (0, 0)
+
+
+# ------------------------------------------------------------------ replies that are kept for a day
+
+
+def keep(client: Client, many: int) -> None:
+    for _ in range(many):
+        client.ask(wire.RunsJoin(name="job", keep=True))
+
+
+def test_a_reply_that_is_kept_goes_after_a_day(h: Harness, a: Client) -> None:
+    keep(a, 3)
+    a.bye()
+    h.pass_ms(DAY_MS - 1)
+    assert h.value("SELECT count(*) FROM replies") == 3
+    h.pass_ms(1)
+    assert h.value("SELECT count(*) FROM replies") == 0
+
+
+@pytest.mark.parametrize(("of", "most"), [("REPLIES_KEPT", 150), ("REPLIES_KEPT_BYTES", 150 * 100)])
+def test_the_oldest_replies_of_a_caller_go_when_it_has_too_many_and_others_keep_theirs(
+    h: Harness, a: Client, monkeypatch: pytest.MonkeyPatch, of: str, most: int
+) -> None:
+    monkeypatch.setattr(retention, of, most)
+    other = h.session("other")
+    keep(other, 10)
+    h.pass_ms(60_000)
+    keep(a, 100)
+    h.pass_ms(60_000)
+    assert h.retention.keeps_for == {}
+    keep(a, 100 if of == "REPLIES_KEPT" else 300)
+    h.pass_ms(SOON_MS)
+    kept = dict(h.rows("SELECT session, count(*) FROM replies GROUP BY session"))
+    oldest = h.value("SELECT min(request) FROM replies WHERE session = 'a'")
+    assert kept["other"] == 10
+    assert kept["a"] == 150 if of == "REPLIES_KEPT" else kept["a"] < 300
+    assert oldest == h.value("SELECT max(request) FROM replies WHERE session = 'a'") - kept["a"] + 1
+    assert list(h.retention.keeps_for) == ["a"]
+    assert h.retention.keeps_for["a"] == (60_000 if of == "REPLIES_KEPT" else 0), "as old as the oldest one that stays"
 
 
 # ------------------------------------------------------------------ sets of needs
@@ -227,10 +330,10 @@ def test_sets_of_needs_go_when_no_queue_and_no_job_names_them(h: Harness, a: Cli
         a.ask(wire.QueuesSend(run=run, queue="q", key=str(units), input="1", attempts=3, needs=gpu(units)))
     for units in (4, 3):
         a.ask(wire.QueuesDeclare(queue="q", needs=gpu(units)))
-    wanted = "SELECT wants FROM needs ORDER BY needs"
+    wanted = "SELECT text FROM needs ORDER BY needs"
     assert [wanted_units(each) for (each,) in h.rows(wanted)] == [1, 2, 3]
     a.ask(wire.RunsEnd(run=first, state="finished"))
-    h.pass_ms(tidy.KEPT_MS)
+    h.pass_ms(retention.KEPT_MS)
     assert [wanted_units(each) for (each,) in h.rows(wanted)] == [2, 3]
     a.ask(wire.QueuesSend(run=second, queue="q", key="again", input="1", needs=gpu(1)))
     admit = wire.QueuesAdmit(queues=(wire.AdmitFrom(run=second, queue="q", places=9, lease_ms=30_000),))
@@ -241,8 +344,8 @@ def gpu(units: int) -> wire.Needs:
     return wire.Needs(slots=(wire.UnitsNeeded(name="gpu", units=units),))
 
 
-def wanted_units(wants: str) -> int:
-    return int(json.loads(wants)["slots"][0][1])
+def wanted_units(text: str) -> int:
+    return int(json.loads(text)["slots"][0][1])
 
 
 # ------------------------------------------------------------------ a long life
@@ -250,8 +353,8 @@ def wanted_units(wants: str) -> int:
 
 def test_a_month_of_quiet_use_leaves_no_more_than_what_is_promised(h: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each day some programs come, work in the run that lives, in child runs and in runs of their own, and go."""
-    monkeypatch.setattr(tidy, "EVENTS_KEPT", 500)
-    monkeypatch.setattr(tx, "EVENTS_LOOK_EACH", 100)
+    monkeypatch.setattr(retention, "EVENTS_KEPT", 500)
+    monkeypatch.setattr(retention, "EVENTS_IN_ONE_STEP", 100)
     owner = h.session("owner")
     owner.ask(wire.BudgetsDeclare(budget="llm", limit_minor=1_000_000))
     sizes = []
@@ -265,7 +368,7 @@ def test_a_month_of_quiet_use_leaves_no_more_than_what_is_promised(h: Harness, m
     assert h.value("SELECT count(*) FROM once_keys") == 60 * 2, "a living run keeps its answers"
 
 
-BOUNDED = ("sessions", "leases", "replies", "ledger", "reservations", "units", "timers", "needs", "events", "runs")
+BOUNDED = ("sessions", "leases", "replies", "ledger", "reservations", "timers", "needs", "events", "runs")
 
 
 def a_day(h: Harness, name: str) -> None:
