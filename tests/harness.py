@@ -415,7 +415,7 @@ class Harness:
             assert self.value(held, r=request.run, k=request.key), f"{call} waits beside a key that nobody holds"
         elif isinstance(request, wire.QueuesResult):
             (state,) = self.rows("SELECT state FROM jobs WHERE job = :job", job=request.job)[0]
-            assert state in ("ready", "delayed", "running"), f"{call} waits for a job that is {state}"
+            assert state in ("ready", "delayed", "reserved", "running"), f"{call} waits for a job that is {state}"
         elif isinstance(request, wire.QueuesAdmit):
             for wanted in request.queues:
                 free = [age for age, _, wants in self.heads(call.space, wanted) if not wants]

@@ -40,6 +40,7 @@ _grant = wire.JobGrant(
     reason="worker_died",
     reservations=("b1-test",),
     secret="00c0ffee00c0ffee",
+    ahead=True,
 )
 _needs = wire.Needs(
     slots=(wire.UnitsNeeded(name="s", units=2),),
@@ -82,7 +83,10 @@ REQUESTS: tuple[wire.Request[object], ...] = (
         run="r1-test", queue="q", members=(wire.NewJob(key="k", input="{}"),), attempts=3, needs=_needs
     ),
     wire.QueuesResult(job="j1-test", wait_ms=2**53),
-    wire.QueuesAdmit(queues=(wire.AdmitFrom(run="r1-test", queue="q", places=1_000, lease_ms=600_000, below=False),)),
+    wire.QueuesAdmit(
+        queues=(wire.AdmitFrom(run="r1-test", queue="q", places=1_000, lease_ms=600_000, below=False, ahead=4),)
+    ),
+    wire.QueuesStarted(tokens=(3,)),
     wire.QueuesComplete(
         job="j1-test", token=3, secret="00c0ffee00c0ffee", result="null", costs={"b1-test": 0}, keep_reserved=True,
     ),
@@ -173,6 +177,7 @@ PUSHES: tuple[wire.Push, ...] = (
     wire.Parked(call=5, ticket=2**45, behind=(3,)),
     wire.LeaseLost(token=3, reason="gone"),
     wire.RunEnded(run="r1-test", state="expired", message="m"),
+    wire.JobsReturn(tokens=(3,)),
     wire.Reconnect(),
 )
 

@@ -57,7 +57,7 @@ Ms = Annotated[int, Meta(ge=0, le=2**53)]
 Moment = Annotated[int, Meta(ge=0, le=LATEST_MS)]
 LeaseMs = Annotated[int, Meta(ge=LEASE_MS_MIN, le=LEASE_MS_MAX)]
 Attempts = Annotated[int, Meta(ge=1, le=100)]
-Places = Annotated[int, Meta(ge=1, le=1_000)]
+Places = Annotated[int, Meta(ge=0, le=1_000)]
 Units = Annotated[int, Meta(ge=1, le=2**53)]
 WindowSeconds = Annotated[int, Meta(ge=1, le=86_400)]
 Minor = Annotated[int, Meta(ge=1, le=2**53)]
@@ -145,6 +145,12 @@ class RunEnded(Push, tag="run.ended", frozen=True):
     run: str
     state: str
     message: str
+
+
+class JobsReturn(Push, tag="jobs.return", frozen=True):
+    """Others wait for these jobs, which this session has taken ahead: give back those that are not begun."""
+
+    tokens: tuple[int, ...] = ()
 
 
 class Reconnect(Push, tag="reconnect", frozen=True):
@@ -487,13 +493,15 @@ class QueuesResult(WaitingRequest[JobView], tag="queues.result", kw_only=True, f
 
 
 class AdmitFrom(Struct, kw_only=True, omit_defaults=True, frozen=True):
-    """Take up to ``places`` jobs of ``queue`` from ``run`` and every run under it."""
+    """Take up to ``places`` jobs of ``queue`` from ``run`` and every run under it, and up to ``ahead`` more that are to
+    be begun later."""
 
     run: Id
     queue: Name
     places: Places = 1
     lease_ms: LeaseMs = 30_000
     below: bool = True  # also from the runs under it
+    ahead: Places = 0
 
 
 class JobGrant(Struct, kw_only=True, omit_defaults=True, frozen=True):
@@ -510,6 +518,7 @@ class JobGrant(Struct, kw_only=True, omit_defaults=True, frozen=True):
     reason: str | None = None  # what ended the delivery before, as in ``JobView``
     reservations: tuple[str, ...] = ()  # of budgets, in the order of the needs
     secret: str = ""  # of the token, and of its reservations
+    ahead: bool = False  # it was taken ahead: it counts as begun with ``QueuesStarted``
 
 
 class JobsGranted(Reply, tag="jobs.granted", frozen=True):
@@ -524,6 +533,13 @@ class QueuesAdmit(WaitingRequest[JobsGranted], tag="queues.admit", kw_only=True,
 
     replayed: ClassVar[bool] = True
     queues: Annotated[tuple[AdmitFrom, ...], Meta(min_length=1, max_length=256)]
+
+
+class QueuesStarted(Request[Ok], tag="queues.started", frozen=True):
+    """Jobs that were taken ahead are begun: deliveries that count from now on."""
+
+    gives: ClassVar[bool] = True
+    tokens: Annotated[tuple[Token, ...], Meta(max_length=LISTED_MAX)]
 
 
 class QueuesComplete(Request[JobView], tag="queues.complete", frozen=True):
@@ -1092,6 +1108,7 @@ AnyRequest = (
     | QueuesSendMany
     | QueuesResult
     | QueuesAdmit
+    | QueuesStarted
     | QueuesComplete
     | QueuesFail
     | LimitsDeclare
@@ -1156,7 +1173,7 @@ AnyReply = (
     | KeyCreated
     | KeyList
 )
-AnyPush = Parked | LeaseLost | RunEnded | Reconnect
+AnyPush = Parked | LeaseLost | RunEnded | JobsReturn | Reconnect
 
 _encoder = msgspec.msgpack.Encoder()
 encode = _encoder.encode

@@ -9,7 +9,7 @@ two groups is different work. Results are handed out in the order in which the j
 from __future__ import annotations
 
 from runstate import wire
-from runstated.domain import jobs, needs, payloads, queues, runs
+from runstated.domain import ahead, jobs, needs, payloads, queues, runs
 from runstated.domain.answers import Listing, Parked
 from runstated.domain.core import Core
 from runstated.domain.jobs import JOBS, Job
@@ -41,6 +41,8 @@ def ended(core: Core, request: wire.GroupsEnded) -> wire.GroupEnded | Parked | L
     """The next jobs that have ended since the cursor, in that order; waits for one more if there are none."""
     run = runs.active(core, request.run)
     if jobs.last_finish(core, run.run) <= request.after:
+        for job in jobs.reserved_in(core, run.run) if request.within else ():
+            ahead.ask_back_one(core, job)  # the caller may be what its holder does before
         late = wire.GroupEnded(cursor=request.after)
         return Parked(lines=(line(request.run),), signals=(runs.signal(request.run),), late=late)
     just_ended = jobs.ended_after(core, run.run, request.after)

@@ -15,19 +15,20 @@ from runstated.domain.core import Core
 from runstated.domain.holds import topic
 from runstated.domain.ready import Ready
 from runstated.domain.runs import RUNS, Run
-from runstated.domain.tables import Index, Live, Table
+from runstated.domain.tables import UNSTORED, Index, Live, Table
 from runstated.domain.waits import Topic
 
 KIND = "job"
 BACKOFF_MS_MIN = 500
 BACKOFF_MS_MAX = 30_000
-WAITING = ("ready", "delayed", "running")
+WAITING = ("ready", "delayed", "reserved", "running")
 
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A job. ``state``: ready, delayed, running, succeeded or failed. ``needs``: the number of its set (0: what its
-    queue says). ``age``: the arrival number of the request that sent it. ``token``: of its latest delivery.
+    """A job. ``state``: ready, delayed, reserved (see ahead.py), running, succeeded or failed. ``needs``: the number of
+    its set (0: what its queue says). ``age``: the arrival number of the request that sent it. ``token``: of its latest
+    delivery.
     ``finish``: where it stands among all jobs that have ended."""
 
     job: str
@@ -48,6 +49,7 @@ class Job:
     token: int | None = None
     ended_ms: int | None = None
     finish: int | None = None
+    is_asked_back: bool = field(default=False, metadata=UNSTORED)  # of a reserved one
 
 
 @dataclass(slots=True, eq=False)
@@ -97,6 +99,7 @@ class Jobs:
 
     of_run: dict[str, OfRun] = field(default_factory=dict)
     ready: Ready[Job] = field(default_factory=Ready)
+    reserved: dict[str, dict[str, Job]] = field(default_factory=dict)  # by queue and id, in the order of reservation
     due: list[tuple[int, int, Job]] = field(default_factory=list)  # heap of (due, number, job)
     just_ended: dict[str, JustEnded] = field(default_factory=dict)  # by run; until they are durable
 
@@ -155,6 +158,24 @@ def _take_out(core: Core, job: Job) -> None:
     must(taken is job, "the oldest job starts first")
 
 
+def reserved(core: Core, queue: str) -> list[Job]:
+    """The jobs of a queue that are taken ahead, the last one last."""
+    return list(core.index(Jobs).reserved.get(queue, {}).values())
+
+
+def reserved_in(core: Core, run: str) -> list[Job]:
+    """The jobs of a run that are taken ahead."""
+    return [job for of_queue in core.index(Jobs).reserved.values() for job in of_queue.values() if job.run == run]
+
+
+def _forget_reserved(core: Core, job: Job) -> None:
+    job.is_asked_back = False
+    of_queue = core.index(Jobs).reserved[job.queue]
+    del of_queue[job.job]
+    if not of_queue:
+        del core.index(Jobs).reserved[job.queue]
+
+
 def number(job: Job) -> int:
     """What is before the suffix of its id: orders those that were sent by one request."""
     return int(job.job[1:].partition("-")[0])
@@ -180,10 +201,14 @@ def move(core: Core, job: Job, state: str, *, due_ms: int | None = None, reason:
     before, job.state, job.due_ms, job.reason = job.state, state, due_ms, reason
     if before == "ready":
         _take_out(core, job)
+    elif before == "reserved":
+        _forget_reserved(core, job)
     if state in ("succeeded", "failed"):
         _end(core, job)
     elif state == "ready":
         _put_in(core, job)
+    elif state == "reserved":
+        core.index(Jobs).reserved.setdefault(job.queue, {})[job.job] = job
     elif due_ms is not None:
         heapq.heappush(core.index(Jobs).due, (due_ms, number(job), job))
     _count(core, job, before, -1)
@@ -266,13 +291,18 @@ def load(core: Core) -> None:
         needs.name(core, job.needs)
         if job.state == "ready":
             _put_in(core, job)
+        elif job.state == "reserved":
+            core.index(Jobs).reserved.setdefault(job.queue, {})[job.job] = job
         elif job.due_ms is not None:
             heapq.heappush(core.index(Jobs).due, (job.due_ms, number(job), job))
 
 
 def run_ended(core: Core, run: str) -> None:
     """In a run that is over jobs are found by their ids only."""
-    core.index(Jobs).ready.forget(run)
+    index = core.index(Jobs)
+    index.ready.forget(run)
+    for job in reserved_in(core, run):
+        _forget_reserved(core, job)
     known = core.index(Jobs).of_run.pop(run, None)
     if known is not None:
         for number, jobs in known.naming.items():
@@ -290,10 +320,15 @@ def _of(core: Core, run: str) -> OfRun:
 # ---------------------------------------------------------------------------------------------------- what is told
 
 
+def shown_state(state: str) -> str:
+    """What others are told: a job that is taken ahead is ready."""
+    return "ready" if state == "reserved" else state
+
+
 def view(job: Job) -> wire.JobView:
     return wire.JobView(
         job=job.job,
-        state=job.state,
+        state=shown_state(job.state),
         attempt=job.attempt,
         result=job.result,
         reason=None if job.state == "running" else job.reason,  # then it is that of the delivery before

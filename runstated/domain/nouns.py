@@ -8,6 +8,8 @@ from typing import Any
 
 from runstate import wire
 from runstated.domain import (
+    admission,
+    ahead,
     barriers,
     budgets,
     events,
@@ -96,7 +98,8 @@ VERBS: Mapping[type, Verb] = {
     wire.QueuesSend: queues.send,
     wire.QueuesSendMany: queues.send_many,
     wire.QueuesResult: queues.result,
-    wire.QueuesAdmit: queues.admit,
+    wire.QueuesAdmit: admission.admit,
+    wire.QueuesStarted: ahead.started,
     wire.QueuesComplete: queues.complete,
     wire.QueuesFail: queues.fail,
     wire.LimitsDeclare: limits.declare,

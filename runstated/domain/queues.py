@@ -20,19 +20,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from runstate import wire
-from runstated.domain import budgets, jobs, leases, needs, payloads, runs
+from runstated.domain import ahead, budgets, jobs, leases, needs, payloads, runs
 from runstated.domain.answers import Conflict, NotFound, Parked, Refusal, ValidationFailed
 from runstated.domain.core import Core
 from runstated.domain.holds import Lease
 from runstated.domain.jobs import JOBS, Job
 from runstated.domain.runs import RUNS, Run
 from runstated.domain.tables import Table
-from runstated.domain.waits import StandPlace, Topic
+from runstated.domain.waits import Topic
 
 KIND = jobs.KIND
 DUE_IN_ONE_STEP = 200
-GRANTED_BYTES_MAX = 4 * 1024 * 1024  # inputs in one reply: half of what a frame may be
-GRANTED_JOBS_MAX = 50  # jobs in one reply
 
 
 @dataclass(slots=True, eq=False)
@@ -51,6 +49,11 @@ QUEUES = Table("queues", Queue, key=("space", "queue"))
 def line(queue: str, run: str, *, below: bool = True) -> Topic:
     """Where workers stand who take jobs of ``queue`` from ``run`` and, or not, all under it."""
     return ("queue", run, queue) if below else ("queue", run, queue, "alone")
+
+
+def lines_of(queue: str, run: Run) -> list[Topic]:
+    """Where workers stand who may take a job of this queue and run."""
+    return [line(queue, run.run, below=False), *(line(queue, each) for each in runs.above(run))]
 
 
 def lines_behind(line: Topic) -> tuple[Topic, ...]:
@@ -79,6 +82,8 @@ def declare(core: Core, request: wire.QueuesDeclare) -> wire.QueueView:
         core.put(QUEUES, queue)
         needs.forget(core, before)
         needs.suspect(core, queue.needs)
+        for job in jobs.reserved(core, request.queue):
+            ahead.ask_back_one(core, job)  # it may need something now
         core.wake(needs.watch(core.space, request.queue))
     return wire.QueueView(queue=queue.queue, attempts=queue.attempts)
 
@@ -144,6 +149,8 @@ def result(core: Core, request: wire.QueuesResult) -> wire.JobView | Parked:
     view = _seen(core, job)
     if view.state not in jobs.WAITING:
         return view
+    if request.within:  # the caller may be what its holder does before
+        ahead.ask_back_one(core, job)
     lacks = [] if view.state == "running" else needs.held_up_by(core, needs_of(core, job))
     return Parked(
         lines=(),
@@ -151,53 +158,6 @@ def result(core: Core, request: wire.QueuesResult) -> wire.JobView | Parked:
         late=lambda core: _seen(core, job),
         over=lambda core: jobs.cut_off(job),
     )
-
-
-def admit(core: Core, request: wire.QueuesAdmit) -> wire.JobsGranted | Refusal | Parked:
-    """Up to the free places of each queue, oldest jobs first; waits while there are none."""
-    sources = [_source_of(core, wanted, number) for number, wanted in enumerate(request.queues)]
-    grants: list[wire.JobGrant] = []
-    blocked = needs.Blocked()
-    size = 0
-    while (found := _next(core, sources, blocked)) is not None:
-        source, job = found
-        size += len(job.input.encode())
-        is_full = size > GRANTED_BYTES_MAX or len(grants) >= GRANTED_JOBS_MAX
-        too_many = leases.too_many(core)
-        if grants and (is_full or too_many is not None):
-            break  # the worker comes back for more
-        if too_many is not None:
-            return too_many
-        grants.append(_start(core, job, source.wanted.lease_ms, source.number))
-        source.places -= 1
-    if grants:
-        return _told(grants)
-    signals = tuple(dict.fromkeys(runs.signal(wanted.run) for wanted in request.queues))
-    return Parked(
-        lines=tuple(dict.fromkeys((*(source.line for source in sources), *blocked.ages))),
-        signals=signals,
-        late=wire.JobsGranted(),
-        aside=blocked.aside,
-        ages=blocked.ages,
-        stands=blocked.wants,
-        at=blocked.at(),
-    )
-
-
-def _told(grants: list[wire.JobGrant]) -> wire.JobsGranted:
-    """They were taken oldest first, from whatever source, and are told source by source."""
-    return wire.JobsGranted(jobs=tuple(sorted(grants, key=lambda grant: grant.source)))
-
-
-def granted(core: Core, request: wire.QueuesAdmit, held: list[Lease]) -> wire.JobsGranted:
-    """What a worker was told that still holds these jobs. One whose run is over has left memory, and is not told."""
-    grants = []
-    for lease in held:
-        job = core.live(JOBS).get(lease.subject)
-        if job is not None:
-            reservations = tuple(each.reservation for each in budgets.of_token(core, lease.token))
-            grants.append(_grant(core, job, lease, _source(core, request, job), reservations))
-    return _told(grants)
 
 
 def complete(core: Core, request: wire.QueuesComplete) -> wire.JobView | Refusal:
@@ -219,6 +179,7 @@ def complete(core: Core, request: wire.QueuesComplete) -> wire.JobView | Refusal
         budgets.pay(core, lease, request.costs)
     else:
         budgets.lease_ended(core, lease)
+    job.attempt += job.state == "reserved"
     job.result = request.result
     jobs.move(core, job, "succeeded")
     return _ended(core, job, "task.succeeded")
@@ -236,6 +197,7 @@ def fail(core: Core, request: wire.QueuesFail) -> wire.JobView | Refusal:
     budgets.gone(core, lease, "released")
     if refused is not None:
         return refused
+    job.attempt += job.state == "reserved"
     reason = f"handler_error: {request.error}"
     if not request.retry or job.attempt >= _queue(core, job).attempts:
         job.traceback = request.traceback
@@ -256,11 +218,15 @@ def gone(core: Core, lease: Lease, how: str) -> None:
     once, or has failed if that was its last attempt. A job that was given back has not used an attempt."""
     budgets.gone(core, lease, how)
     job = core.live(JOBS).get(lease.subject)
-    if job is None or job.state != "running" or job.token != lease.token:
+    if job is None or job.state not in ("running", "reserved") or job.token != lease.token:
         return
     run = _run(core, job)
     if runs.refusal(run, core.now_ms) is not None:
         return  # cancelled with its run; tidied with it
+    if job.state == "reserved":
+        jobs.move(core, job, "ready", reason=job.reason)
+        _wake(core, job.queue, run)
+        return
     if how != "released" and job.attempt >= _queue(core, job).attempts:
         _failed(core, job, _without_outcome(how))
         return
@@ -348,86 +314,6 @@ def _tidied(core: Core, request: wire.QueuesComplete | wire.QueuesFail, lease: L
     return NotFound(f"job {request.job} not found")
 
 
-@dataclass(slots=True)
-class Source:
-    """Where a worker takes jobs from. ``places``: how many more it takes; ``number``: of the source in its request."""
-
-    wanted: wire.AdmitFrom
-    number: int
-    run: Run
-    line: Topic
-    places: int
-
-
-def _source_of(core: Core, wanted: wire.AdmitFrom, number: int) -> Source:
-    run = runs.active(core, wanted.run)
-    behind = not wanted.below and core.ahead(line(wanted.queue, run.run))  # it was woken before those of that line
-    own = line(wanted.queue, run.run, below=wanted.below)
-    return Source(wanted, number, run, own, 0 if behind else wanted.places)
-
-
-def _next(core: Core, sources: list[Source], blocked: needs.Blocked) -> tuple[Source, Job] | None:
-    """The oldest ready job that has all it needs. Of each set of needs only the oldest job is looked at: what it lacks,
-    the younger ones lack too."""
-    heads = [
-        (source, job)
-        for source in sources
-        if source.places
-        for job in jobs.heads(core, source.wanted.queue, source.run.run, below=source.wanted.below)
-    ]
-    if len(sources) > 1:
-        heads.sort(key=lambda head: (head[1].age, jobs.number(head[1])))
-    for source, job in heads:
-        wants = needs.get(core, needs_of(core, job))
-        if not wants or not needs.lacking(core, wants, _place(core, job), blocked):
-            return source, job
-        blocked.stand(runs.watch(job.run), job.age)
-        if job.needs == needs.OF_QUEUE:
-            blocked.stand(needs.watch(core.space, job.queue), job.age)
-    return None
-
-
-def _place(core: Core, job: Job) -> StandPlace:
-    return needs.place(core, job.age, jobs.number(job))
-
-
-def _start(core: Core, job: Job, lease_ms: int, source: int) -> wire.JobGrant:
-    number = needs_of(core, job)
-    needs.name(core, number)
-    lease = leases.grant(core, KIND, job.job, job.run, lease_ms, needs=number)
-    core.subscribe(runs.signal(job.run))  # the job may be of a child run, which the worker has not joined
-    reason = job.reason
-    job.token = lease.token
-    job.attempt += 1
-    jobs.move(core, job, "running", reason=reason)
-    return _grant(core, job, lease, source, needs.take(core, needs.get(core, number), lease, _place(core, job)))
-
-
-def _grant(core: Core, job: Job, lease: Lease, source: int, reservations: tuple[str, ...]) -> wire.JobGrant:
-    return wire.JobGrant(
-        token=lease.token,
-        job=job.job,
-        run=job.run,
-        run_name=_run(core, job).name,
-        key=job.key,
-        input=job.input,
-        attempt=job.attempt,
-        source=source,
-        reason=job.reason,
-        reservations=reservations,
-        secret=leases.secret_of(core, lease),
-    )
-
-
-def _source(core: Core, request: wire.QueuesAdmit, job: Job) -> int:
-    """Which of the request's queues a job was taken from."""
-    above = runs.above(_run(core, job))
-    for source, wanted in enumerate(request.queues):
-        if wanted.queue == job.queue and (wanted.run in above if wanted.below else wanted.run == job.run):
-            return source
-    return 0
-
-
 def _without_outcome(how: str) -> str:
     return "worker_died" if how == "died" else "lease_expired"
 
@@ -464,6 +350,5 @@ def _ended(core: Core, job: Job, event: str, **more: object) -> wire.JobView:
 
 
 def _wake(core: Core, queue: str, run: Run) -> None:
-    core.wake(line(queue, run.run, below=False))
-    for each in runs.above(run):
-        core.wake(line(queue, each))
+    for each in lines_of(queue, run):
+        core.wake(each)

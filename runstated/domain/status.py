@@ -100,7 +100,8 @@ def _queues(core: Core, limit: int) -> tuple[wire.QueueView, ...]:
             for count in jobs.counts_of(core, run.run):
                 if count.jobs > 0:
                     of_queue = counts.setdefault(count.queue, {})
-                    of_queue[count.state] = of_queue.get(count.state, 0) + count.jobs
+                    state = jobs.shown_state(count.state)
+                    of_queue[state] = of_queue.get(state, 0) + count.jobs
     found = nsmallest(limit, core.live(QUEUES).values(), key=lambda queue: queue.queue)
     return tuple(
         wire.QueueView(queue=queue.queue, attempts=queue.attempts, counts=counts.get(queue.queue, {}))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from runstate import wire
-from runstated.domain import budgets, leases, once, queues, replies
+from runstated.domain import admission, budgets, leases, once, replies
 from runstated.domain.answers import must
 from runstated.domain.core import Core
 from runstated.domain.holds import Lease
@@ -45,6 +45,6 @@ def _of_leases(core: Core, request: wire.Request[Any], held: list[Lease]) -> wir
     if isinstance(request, wire.SlotsAcquire):
         return wire.SlotsGranted(token=lease.token, secret=leases.secret_of(core, lease))
     if isinstance(request, wire.QueuesAdmit):
-        return queues.granted(core, request, held)
+        return admission.granted(core, request, held)
     must(isinstance(request, wire.BudgetsReserve), f"{type(request).__name__} grants no lease")
     return budgets.granted(core, lease)

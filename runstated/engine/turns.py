@@ -16,7 +16,7 @@ from time import perf_counter_ns
 import msgspec
 
 from runstate import wire
-from runstated.domain import keys, limits, needs, nouns, replies, sessions
+from runstated.domain import ahead, keys, limits, needs, nouns, replies, sessions
 from runstated.domain.access import Access, StoredKey
 from runstated.domain.answers import NOBODY, Caller, Parked
 from runstated.domain.core import Core
@@ -237,6 +237,7 @@ class Turns:
                 core.wake(line)
             if not entry.away:
                 lines.overtaken.update((call.key, None) for call in calls)
+                ahead.came_back(core, entry.session)
         elif isinstance(entry, Cancelled):
             if self._is_paused:
                 self.drop_held(core, (entry.session, entry.request_id))

@@ -130,7 +130,7 @@ OUTSIDE: list[tuple[str, str, Any]] = [
     ("queues.declare", "attempts", 0),
     ("queues.admit", "queues", []),
     ("queues.admit", "queues", [{"run": "r", "queue": "q"}] * 257),
-    ("queues.admit", "queues", [{"run": "r", "queue": "q", "places": 0}]),
+    ("queues.admit", "queues", [{"run": "r", "queue": "q", "places": -1}]),
     ("queues.admit", "queues", [{"run": "r", "queue": "q", "places": 1_001}]),
     ("queues.admit", "queues", [{"run": "r", "queue": "q", "lease_ms": 1}]),
     ("hello", "pid", -1),
