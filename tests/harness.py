@@ -60,6 +60,13 @@ class Connection(sqlite3.Connection):
         self.after(sql)
         return cursor
 
+    def executemany(self, sql: str, parameters: Any) -> sqlite3.Cursor:
+        self.statements.add(sql)
+        self.before(sql)
+        cursor = super().executemany(sql, parameters)
+        self.after(sql)
+        return cursor
+
 
 class Request:
     """One request that was sent, and what came back."""

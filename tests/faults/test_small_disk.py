@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from runstate import wire
+from runstated.engine import trouble
 from tests.disks import disk, fill_up
 from tests.engines import Life, life, play
+from tests.faults.test_trouble import is_answered
 
 RESULT = '"' + "x" * 2_000 + '"'
 
@@ -23,21 +25,34 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 async def once(it: Life, run: str, key: str) -> Any:
-    """A once call, to its end; the refusal, if there is one."""
-    got = await it.ask("a", wire.OnceAcquire(run=run, key=key))
+    """A once call, to its end; None where its answer waits for room."""
+    asked = it.submit("a", wire.OnceAcquire(run=run, key=key))
+    if not await is_answered(it, asked):
+        return None
+    got = await it.answer(asked)
     if isinstance(got, wire.OnceGranted):
-        got = await it.ask("a", wire.OnceComplete(run=run, key=key, token=got.token, result=RESULT))
+        asked = it.submit("a", wire.OnceComplete(run=run, key=key, token=got.token, result=RESULT))
+        got = await it.answer(asked) if await is_answered(it, asked) else None
     return got
 
 
-async def until_refused(it: Life, run: str, prefix: str) -> tuple[int, wire.Error]:
+async def until_full(it: Life, run: str, prefix: str) -> int:
     """How many could be done."""
     for number in itertools.count():
         got = await once(it, run, f"{prefix}{number}")
-        if isinstance(got, wire.Error):
-            assert (got.code, got.retryable) == ("UNAVAILABLE", True)
-            return number, got
-    raise AssertionError("never refused")
+        if got is None:
+            refused = await it.ask("a", wire.OnceAcquire(run=run, key="another"))
+            assert (refused.code, refused.retryable) == ("UNAVAILABLE", True)
+            assert "nothing was recorded" in refused.message
+            return number
+        assert got == wire.OnceDone(result=RESULT)
+    raise AssertionError("never full")
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trouble, "RETRY_S_MIN", 0.001)
+    monkeypatch.setattr(trouble, "RETRY_S_MAX", 0.01)
 
 
 def test_a_small_disk_is_used_well_and_a_full_one_is_no_trap(small_disk: Path) -> None:
@@ -48,10 +63,8 @@ def test_a_small_disk_is_used_well_and_a_full_one_is_no_trap(small_disk: Path) -
         async with life(small_disk / "db") as it:
             await it.session("a")
             run = await it.run_id()
-            done, error = await until_refused(it, run, "k")
-            assert "nothing was recorded" in error.message
+            done = await until_full(it, run, "k")
             fill_up(ballast)
-            assert await once(it, run, "k0") == wire.OnceDone(result=RESULT), "what is there can be had"
             return done
 
     async def restart(done: int) -> None:
@@ -59,7 +72,7 @@ def test_a_small_disk_is_used_well_and_a_full_one_is_no_trap(small_disk: Path) -
             await it.session("a")
             run = await it.run_id()
             assert await once(it, run, f"k{done - 1}") == wire.OnceDone(result=RESULT)
-            await until_refused(it, run, "more")
+            await until_full(it, run, "more")
             ballast.unlink()
 
     async def with_room(done: int) -> None:
