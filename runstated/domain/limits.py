@@ -233,19 +233,19 @@ def _is_over(core: Core, limit: Limit) -> bool:
     return core.lease_ms >= opened.lease_ms + limit.per_ms and _is_wall_behind(core, limit, opened)
 
 
-def _is_wall_behind(core: Core, limit: Limit, opened: Opening) -> bool:
-    """Whether the wall clock went back since the window opened."""
+def _is_wall_behind(core: Core, limit: Limit, opened: Opening, in_ms: int = 0) -> bool:
+    """Whether the wall clock went back since the window opened, or is before its beginning (or will be, ``in_ms`` from
+    now)."""
     behind_ms = (core.lease_ms - opened.lease_ms) - (core.now_ms - opened.wall_ms)
-    return core.now_ms < limit.window_ms or behind_ms > SLEWED_MS + limit.per_ms // SLEWED_SHARE
+    return core.now_ms + in_ms < limit.window_ms or behind_ms > SLEWED_MS + limit.per_ms // SLEWED_SHARE
 
 
 def left_ms(core: Core, limit: Limit) -> int:
     """How long until the next window opens, unless a clock is set."""
     left_ms = limit.window_ms + limit.per_ms - core.now_ms
     opened = core.opened(limit.id)
-    if _is_wall_behind(core, limit, opened):
-        left_ms = min(left_ms, opened.lease_ms + limit.per_ms - core.lease_ms)
-    return left_ms
+    steady_ms = opened.lease_ms + limit.per_ms - core.lease_ms
+    return min(left_ms, steady_ms) if _is_wall_behind(core, limit, opened, steady_ms) else left_ms
 
 
 def _free(core: Core, limit: Limit, place: StandPlace, others: Looked) -> int:

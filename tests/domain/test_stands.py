@@ -100,7 +100,7 @@ def test_the_oldest_starts_when_the_last_window_that_it_lacks_opens(
         h.close()
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", [*range(30), 259])  # 259: a window whose name is ahead of the wall
 def test_nobody_starves_whatever_the_clock_does(seed: int) -> None:
     print(f"seed {seed}")
     rng = random.Random(seed)
