@@ -1,12 +1,8 @@
 """The session: one connection to the daemon, shared by the threads and event loops of one process.
 
     callers ── register the call, write its frame under a lock ──> stream ──> daemon
-    a caller that is alone reads its own reply; else the reader thread hands replies out by request id <──┘
+    a caller that is alone reads its own reply; else the reader thread hands replies out by request id <──┘ (turns.py)
     heartbeat thread ── renews what is held
-
-Who reads is a matter of turns (``_turn``). A blocking call that finds nobody reading takes the turn: it saves two
-changes of thread, which cost more than the daemon's answer. The reader thread has the turn while anybody else waits or
-anything is held; it also connects, and connects again. When nothing is open nobody reads.
 
 A lost connection is not a death: what is open is sent again under the same ids, and the session is resumed.
 """
@@ -23,7 +19,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from . import absence, awake, calls, errors, framing, greeting, threads, wire
+from . import absence, awake, calls, errors, framing, greeting, wire
 from .calls import Answer, Call, Gate, Timer, future_waker, no_answer, patience
 from .everywhere import everywhere
 from .greeting import Address
@@ -34,6 +30,7 @@ from .news import News
 from .outcomes import Outcomes
 from .signals import running_loop
 from .stream import Stream
+from .turns import Turns
 
 if TYPE_CHECKING:
     import asyncio
@@ -46,7 +43,7 @@ log = logging.getLogger(__name__)
 R = TypeVar("R")
 
 
-class Connection:
+class Connection(Turns):
     """See the module. ``call`` blocks, ``acall`` does not; both from any thread."""
 
     def __init__(self, address: Address) -> None:
@@ -64,14 +61,11 @@ class Connection:
         self._stream: Stream | None = None
         self._was_lost = False  # with something open: worth trying for longer to get it back
         self._absence = absence.Absence(self.address.is_remote)
-        self._turn: Call | Gate | None = None  # who reads: a caller, or the reader thread that waits at this gate
-        self._turn_of = 0  # the thread of the caller that has the turn
-        self._reader_thread = 0
+        self._begin_turns()
         self._is_retired = False
         self._owes = False  # some of the news could not be sent
         self._ids = itertools.count(1)
         self.runs = Runs()
-        self._reader: Gate | None = None  # opened when the reader thread has got the turn
         self.outcomes = Outcomes(self.holds, self._ids, self._offer, self._deliver, self.address.timeout_s)
         self._heart = self.outcomes.heart = Heart(self.holds, self._beat, self.outcomes.offer)
         self._inbox = Inbox(self._lock, self.holds, self.runs, self._news, self._start_threads, self._say)
@@ -202,24 +196,16 @@ class Connection:
                 if not stream.write(self._news.before(frame) if self._news else frame):
                     self._drop(stream)  # it ended while nobody looked
                     self._was_lost = len(self._calls) > 1 or bool(self.holds)
-            if self._turn is None:
-                may_read = self._stream is not None and call.blocking and not self.runs.owned
-                why_not = "" if may_read else self._wake_reader()
+            may_read = self._may_read(call)
+            if self._turn is None and not may_read:
+                why_not = self._wake_reader()
                 if why_not and not call.blocking:
                     raise errors.UnavailableError(why_not, code="UNAVAILABLE")
-                if may_read or why_not:
-                    self._turn, self._turn_of = call, threading.get_ident()
-                    return True
-            return False
-
-    def _end_own_turn(self) -> None:
-        """A signal handler of the user's makes a call while this thread reads for another one, further down its stack,
-        and cannot go on. So that read is ended, and the reader thread takes over for both."""
-        if self._stream is not None:
-            self._stream.cut()
-            self._drop(self._stream)
-        self._was_lost = True
-        self._turn, self._turn_of = None, 0
+                may_read = bool(why_not)
+            if may_read:
+                self._reads += 1
+                self._turn, self._turn_of = call, threading.get_ident()
+            return may_read
 
     def _abandon(self, call: Call) -> None:
         """Nobody waits for this call any more. Nothing is said of one that has its answer, unless that left in doubt
@@ -248,123 +234,6 @@ class Connection:
             self._drop(self._stream)
         if self._stream is None:
             self._owes = True
-
-    # ------------------------------------------------------------------ who reads
-
-    def _read_for(self, call: Call, left: awake.Patience) -> None:
-        """The caller's turn: reads until its call is answered, then passes the turn on."""
-        stream = self._stream
-        try:
-            while not call.done:
-                stream = self._stream
-                if self._turn is not call:  # lost to a call of a signal handler, see ``_end_own_turn``
-                    break
-                if stream is None:  # only where no thread can be started
-                    stream = self._connect()
-                    left.resume()
-                seconds = left.step()
-                if seconds == 0:
-                    break
-                frames = stream.read(seconds)
-                if frames is None:
-                    self._lose(stream)
-                    break
-                for request_id, body in frames:
-                    self._inbox.frame(request_id, body)
-        except errors.RunstateError as error:
-            self._give_up(error)
-            return
-        except BaseException:
-            if stream is not None:
-                stream.cut()  # bytes may have been lost between the socket and us
-            raise
-        finally:
-            self._pass_turn(call)
-
-    def _pass_turn(self, call: Call) -> None:
-        with self._lock:
-            if self._turn is call:
-                self._turn, self._turn_of = None, 0
-            self._wake_if_needed()
-
-    def _wake_if_needed(self) -> None:
-        """Gives the turn to the reader thread if nobody has it and there is something to read for (with the lock)."""
-        if self._turn is None:
-            if self._calls or self.holds or self.runs.owned or self._owes:
-                why_not = self._wake_reader()
-                if why_not:  # those who wait for others to read would wait in vain
-                    self._inbox.fail(errors.UnavailableError(why_not, code="UNAVAILABLE"))
-            elif self._is_retired and not self.outcomes:
-                self.close()
-
-    def _wake_reader(self) -> str:
-        """Gives the turn to the reader thread (with the lock held); why not, where no thread can be started.
-
-        It is woken first: an interrupt in between leaves a turn that nobody has, not one that nobody takes.
-        """
-        gate, why_not = self._start_reader()
-        if not why_not:
-            gate.open()
-            self._turn = gate
-        return why_not
-
-    def _start_reader(self) -> tuple[Gate, str]:
-        """The gate at which the reader thread waits (with the lock held); why not, where it cannot be started."""
-        gate = self._reader  # `close` of another thread takes it away without the lock
-        if gate is not None:
-            return gate, ""
-        gate = Gate()
-        why_not = threads.start(threading.Thread(target=self._live, args=(gate,), name="runstate-reader", daemon=True))
-        if not why_not:
-            self._reader = gate  # last: one whose start was interrupted sees that it is not wanted
-        return gate, why_not
-
-    def _live(self, gate: Gate) -> None:
-        """The reader thread. While something is held it looks again and again for a daemon that is away."""
-        while self._is_reader(gate):
-            self._reader_thread = threading.get_ident()
-            pause: awake.Patience | None = None
-            try:
-                while self._is_needed(gate):
-                    self._read_on(self._stream or self._connect())
-            except BaseException as error:
-                self._give_up(error)
-                if not isinstance(error, Exception):
-                    raise
-                pause = awake.Patience(absence.LOOK_S) if self.holds else None
-            gate.wait(pause)
-
-    def _is_reader(self, gate: Gate) -> bool:
-        with self._lock:  # until whoever wakes us is through with it, or was interrupted in it
-            if self._reader is not gate and self._turn is gate:
-                self._turn = None  # closed before we began to read: nobody else would see the end
-                if self._stream is not None:
-                    self._drop(self._stream)
-                self._wake_if_needed()
-            return self._reader is gate
-
-    def _is_needed(self, gate: Gate) -> bool:
-        """Whether it is the reader thread's turn, and it has something to read for; if not, its turn is over."""
-        with self._lock:
-            if self._turn is None and self.holds:
-                self._turn = gate
-            if self._turn is not gate:
-                return False
-            if self._calls or self.holds or self.runs.owned or self._owes:
-                return True
-            self._turn = None
-            self._wake_if_needed()
-            return False
-
-    def _read_on(self, stream: Stream) -> None:
-        """Reads until the connection ends or nothing is open."""
-        while self._calls or self.holds or self.runs.owned:
-            frames = stream.read(None)
-            if frames is None:
-                self._lose(stream)
-                return
-            for request_id, body in frames:
-                self._inbox.frame(request_id, body)
 
     # ------------------------------------------------------------------ connecting
 
@@ -404,18 +273,6 @@ class Connection:
         for ended in welcome.ended:
             self._inbox.pushed(ended)
         return stream
-
-    def _lose(self, stream: Stream) -> None:
-        """The connection has ended under something that is open."""
-        with self._lock:
-            if self._stream is stream:
-                self._drop(stream)
-                self._was_lost = True
-
-    def _drop(self, stream: Stream) -> None:
-        self._stream = None
-        self._absence.begins()
-        stream.close()
 
     def _give_up(self, error: BaseException) -> None:
         """The daemon cannot be reached: every open call fails. What is held stays held."""
@@ -474,7 +331,9 @@ class Connection:
             stream.write_now(b"".join(framing.pack(0, wire.encode(request)) for request in last))
             if self._turn is None:  # nobody reads, so nobody would see its end
                 self._stream = None
-                stream.close()
+                stream.cut()  # after what was written
+                if not self._is_polling:
+                    stream.close()
         self.runs.owned = weakref.WeakSet()
         self._heart.stop()
         reader, self._reader = self._reader, None

@@ -64,20 +64,30 @@ class Stream:
             except OSError:
                 pass  # the kernel tells the daemon anyway
 
-    def read(self, timeout: float | None) -> list[tuple[int, bytes]] | None:
-        """The next frames, at least one unless ``timeout`` seconds pass; None when the connection has ended."""
-        while True:
-            if timeout is not None and not _readable(self._socket, timeout):
-                return []
-            try:
-                data = self._socket.recv(RECEIVE_BYTES)
-                if not data:
-                    return None
-                frames = self._splitter.feed(data)
-            except (OSError, framing.FrameError):
-                return None
-            if frames or timeout is not None:
-                return frames
+    def read(self, seconds: float | None) -> list[tuple[int, bytes]] | None:
+        """The next frames, none if that takes longer; None when the connection has ended."""
+        return self.take() if self.wait(seconds) else []
+
+    def wait(self, seconds: float | None) -> bool:
+        """Whether there is something to take in time. Several threads may wait; who may take is for others to say.
+
+        A thread that blocks in ``recv`` is woken twice on a Unix socket: when the daemon takes our request, too."""
+        poll = select.poll()
+        try:
+            poll.register(self._socket, select.POLLIN)
+        except (OSError, ValueError):
+            return True  # closed: recv says so
+        return bool(poll.poll(None if seconds is None else min(max(0.0, seconds) * 1000, POLL_MS_MAX)))
+
+    def take(self) -> list[tuple[int, bytes]] | None:
+        """The frames that have come, without waiting; None when the connection has ended."""
+        try:
+            data = self._socket.recv(RECEIVE_BYTES, _DONT_WAIT)
+            return self._splitter.feed(data) if data else None
+        except BlockingIOError:
+            return []
+        except (OSError, framing.FrameError):
+            return None
 
     def cut(self) -> None:
         """Ends the connection; whoever reads sees it."""
@@ -111,12 +121,3 @@ class Stream:
                     return
                 if not self._unsent:
                     return
-
-
-def _readable(connected: socket.socket, timeout: float) -> bool:
-    poll = select.poll()
-    try:
-        poll.register(connected, select.POLLIN)
-    except (OSError, ValueError):
-        return True  # closed: recv says so
-    return bool(poll.poll(min(max(0.0, timeout) * 1000, POLL_MS_MAX)))

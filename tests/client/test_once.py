@@ -206,3 +206,65 @@ say(name(stops), name(stops), name(exits), name(exits), name(asyncio.run, cancel
         f"{once_failed} {once_failed} SystemExit 4 SystemExit 4 CancelledError  CancelledError ",
     ], "exits and cancellations are no failures"
     daemon.nothing_is_left()
+
+
+HANDED_OVER = """
+from runstate.inbox import Inbox
+from runstate.stream import Stream
+at_the_socket = []
+def profile(frame, event, argument):
+    if event == "call" and frame.f_code in (Stream.write.__code__, Stream.take.__code__, Inbox.frame.__code__):
+        at_the_socket.append(threading.get_ident())
+threading.setprofile(profile)  # of the threads that the first call starts
+@runstate.once
+def work(n):
+    return n
+def handed_over(n):
+    # How often another thread than the one before was at the socket, in one call.
+    at_the_socket[:] = [threading.get_ident()]
+    sys.setprofile(profile)
+    work(n)
+    sys.setprofile(None)
+    return sum(one != other for one, other in zip(at_the_socket, at_the_socket[1:]))
+"""
+
+
+def test_a_caller_writes_and_reads_itself_also_while_it_holds_what_it_was_granted(daemon: Daemon) -> None:
+    said = daemon.program(
+        HANDED_OVER
+        + """
+work(0)
+changes = [handed_over(n) for n in range(1, 101)]
+say(max(changes) <= 2, changes.count(0) >= 90, changes)
+"""
+    ).ends_well()
+    assert said[0].startswith("True True"), said
+
+
+def test_a_caller_takes_the_turn_from_the_reader_thread(daemon: Daemon) -> None:
+    """Which has it while something is held for longer, to hear of its loss."""
+    program = daemon.program(
+        HANDED_OVER
+        + """
+connection = runstate._default._core.connection()
+def reads():
+    while not (connection._turn is connection._reader and connection._is_polling):
+        time.sleep(0.001)
+with runstate.slots("s", max=1) as context:
+    changes = []
+    for n in range(20):
+        reads()
+        changes.append(handed_over(n))
+    say(max(changes) <= 2, changes.count(0) >= 15, changes)
+    reads()
+    hear()
+    context.signal.wait(60)
+    say(type(context.signal.reason).__name__)
+    hear()
+"""
+    )
+    said = program.hear()
+    assert said.startswith("True True"), said
+    assert daemon.program("runstate.stop()").ends_well() == []
+    program.say()
+    program.expect("StoppedError")

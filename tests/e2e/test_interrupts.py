@@ -333,7 +333,7 @@ def outcome(n):
 clients = {}
 def first_call(n):
     return clients.setdefault(n, runstate.Runstate(run="r")).run_id() and n
-work = {"once": once, "send": send, "outcome": outcome, "first call": first_call}[what]
+work = {"once": once, "send": send, "outcome": outcome, "first call": first_call, "while held": send}[what]
 ended_run = runstate.Runstate(run="ended").run_id()
 send(0)
 connection = runstate._default._core.connection()
@@ -396,10 +396,15 @@ thread = threading.Thread(target=others, daemon=True)
 if other != "no other":
     thread.start()
 n = first
+held = runstate.slots("s", max=1)
+if what == "while held":
+    held.__enter__()
 while True:
     faulthandler.dump_traceback_later(6, exit=True)
     while other != "another at any moment" and connection._turn is not None:
         send(7)  # soon nothing is open and nobody reads: so the next call reads itself
+    while what == "while held" and not (connection._turn is connection._reader and connection._is_polling):
+        time.sleep(0.001)  # until the reader thread reads: the next call displaces it
     struck = len(at)
     try:
         interrupt_at(n)
@@ -418,6 +423,8 @@ while True:
 over.set()
 if other == "another at any moment":
     thread.join()
+if what == "while held":
+    held.__exit__(None, None, None)  # which says whether it was lost meanwhile
 faulthandler.cancel_dump_traceback_later()
 say("got through at line", n > 20)
 hear()
@@ -430,6 +437,7 @@ hear()
         *itertools.product(("send", "outcome"), ("no other", "another is answered", "another waits")),
         *itertools.product(("once",), ("no other", "another waits")),
         ("send", "another at any moment"),
+        ("while held", "no other"),
         ("first call", "no other"),  # in a session of its own
     ],
 )
@@ -440,7 +448,7 @@ def test_an_interrupt_at_every_line(shared: Daemon, what: str, other: str) -> No
     shared.nothing_is_left()
 
 
-@pytest.mark.parametrize("what", ["send", "outcome"])
+@pytest.mark.parametrize("what", ["send", "outcome", "while held"])
 def test_a_signal_handler_that_calls_at_every_line(shared: Daemon, what: str) -> None:
     programs = [shared.program(EVERY_LINE, what, "no other", "a signal", first, 2) for first in (1, 2)]
     for program in programs:
