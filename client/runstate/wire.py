@@ -97,13 +97,17 @@ class WaitingRequest(Request[R_co], Generic[R_co], kw_only=True, omit_defaults=T
 
 class Reply(Struct, tag_field="reply", kw_only=True, omit_defaults=True, frozen=True):
     """What the daemon answers. ``kept`` (not on the wire): as the answer to a ``replayed`` request it is kept until the
-    client has it."""
+    client has it. ``relaxed`` (not on the wire): to a process of this machine it may leave when it is written, before
+    it is on disk: a power cut ends that process as well."""
 
     kept: ClassVar[bool] = False
+    relaxed: ClassVar[bool] = False
 
 
 class Push(Struct, tag_field="push", kw_only=True, omit_defaults=True, frozen=True):
-    """What the daemon says unasked (request id 0)."""
+    """What the daemon says unasked (request id 0). ``relaxed``: as of a reply."""
+
+    relaxed: ClassVar[bool] = False
 
 
 # ---------------------------------------------------------------------------------------------------- general
@@ -126,6 +130,7 @@ class Parked(Push, tag="parked", frozen=True):
     """The call ``call`` waits. ``ticket`` is its arrival number, for a repeat after a lost connection, with ``proof``;
     ``behind`` names the tokens (at most 16) that hold what it waits for."""
 
+    relaxed: ClassVar[bool] = True
     call: int
     ticket: int
     proof: int = 0
@@ -223,6 +228,7 @@ class Beat(Request[Ok], tag="beat", frozen=True):
 class Released(Reply, tag="released", frozen=True):
     """The hold is gone. ``held``: it was still held until now; a repeat says that it was not."""
 
+    relaxed: ClassVar[bool] = True
     held: bool
 
 
@@ -306,6 +312,7 @@ class OnceGranted(Reply, tag="once.granted", frozen=True):
     """The caller is to run the function. ``attempt`` = failures so far + 1; ``takeovers``: how often a holder has died
     or fallen silent before."""
 
+    relaxed: ClassVar[bool] = True
     kept: ClassVar[bool] = True
     token: int
     attempt: int
@@ -524,6 +531,7 @@ class JobGrant(Struct, kw_only=True, omit_defaults=True, frozen=True):
 class JobsGranted(Reply, tag="jobs.granted", frozen=True):
     """Jobs, oldest first; none when the wait was over."""
 
+    relaxed: ClassVar[bool] = True
     kept: ClassVar[bool] = True
     jobs: tuple[JobGrant, ...] = ()
 
@@ -656,6 +664,7 @@ class SlotsGet(Request[SlotsView], tag="slots.get", frozen=True):
 class SlotsGranted(Reply, tag="slots.granted", frozen=True):
     """The units are held under the token."""
 
+    relaxed: ClassVar[bool] = True
     kept: ClassVar[bool] = True
     token: int
     secret: str = ""

@@ -135,6 +135,7 @@ def _start(core: Core, job: Job, lease_ms: int, source: int) -> wire.JobGrant:
     number = queues.needs_of(core, job)
     needs.name(core, number)
     lease = leases.grant(core, jobs.KIND, job.job, job.run, lease_ms, needs=number)
+    core.must_sync |= job.age < core.wary_age  # one that ends its machine must not be attempt 1 for ever
     core.subscribe(runs.signal(job.run))  # the job may be of a child run, which the worker has not joined
     reason = job.reason
     job.token = lease.token

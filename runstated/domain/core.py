@@ -66,6 +66,8 @@ class Core:
         self.woken: list[Topic] = []
         self.notes: Notes = {}
         self.noted = 0  # how often anything was changed, ever
+        self.must_sync = False  # what the turn has to say waits for the disk, whatever it is
+        self.wary_age = 0  # jobs older than this were there when the machine's power was cut
         self.leaving: list[tuple[Table[Any], Any]] = []  # objects that leave memory when the turn is durable
         self.durable: list[Callable[[], object]] = []  # to be called then
         self.settled: list[tuple[Settled, int | None, wire.OnceDone]] = []

@@ -220,6 +220,7 @@ def held_up_by(core: Core, needs: int) -> list[Topic]:
 def take(core: Core, wants: Wants, lease: Lease, place: StandPlace) -> tuple[str, ...]:
     """Takes all of it under the lease of a job at a place, after ``lacking`` said that it is there; the ids of the
     reservations."""
+    core.must_sync |= bool(wants.limits or wants.budgets)  # units and money stay spent when the holder's machine ends
     for limit, units in wants.limits:
         limits.spend(core, limits.by_id(core, limit), units, place)
     for pool, units in wants.slots:

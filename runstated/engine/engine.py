@@ -16,7 +16,7 @@ import sqlite3
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Protocol
 
-from runstate import wire
+from runstate import presence, wire
 from runstated.domain import keys, replies
 from runstated.domain.access import Access
 from runstated.domain.answers import Missing
@@ -49,6 +49,7 @@ log = logging.getLogger(__name__)
 EPOCH = "epoch"  # counter of the daemon's starts: the upper part of every arrival number
 EPOCH_BITS = 40
 SLICE = 1_000  # replies sent in one turn of the loop, so that 10^5 waiters of one result do not hold up the rest
+SYNC_AFTER_S = 1.0  # what is written is on disk after this at the latest
 OVERSLEPT_MS = 1_000  # a commit longer than this is time in which no beat was heard
 EXIT_SOFTWARE = 70  # as in sysexits.h
 Overview = Callable[[wire.StatusView, str, int], wire.StatusView]
@@ -95,6 +96,8 @@ class Engine:
         self._is_scheduled = False
         self._is_busy = False  # a commit is under way on another thread
         self._retry_timer: asyncio.TimerHandle | None = None
+        self._has_unsynced = False  # something was written that may not be on disk
+        self._sync_timer: asyncio.TimerHandle | None = None
         self._unknown_beats: dict[str, set[int]] = {}  # tokens by session
         self._idle = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -126,7 +129,12 @@ class Engine:
         self.spaces.load(self.store.database)
         numbers = self.spaces.numbers
         numbers.make_secrets()
+        was_cut = numbers.begin(presence.boot_id())
         self._epoch = numbers.next(EPOCH)
+        if was_cut:
+            log.warning("the machine has stopped without the daemon: numbers that it may have given are left out")
+            for core in self.spaces:
+                core.wary_age = self._epoch << EPOCH_BITS
         self.store.commit(self.spaces.take_batch())
         self.keyring.replace(keys.stored(self.spaces.of(keys.SPACE)))
         self._turns.tidy(self._retention)
@@ -153,8 +161,12 @@ class Engine:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._retry_timer is not None:
-            self._retry_timer.cancel()
+        for timer in (self._retry_timer, self._sync_timer):
+            if timer is not None:
+                timer.cancel()
+        if self.trouble is None:
+            self.spaces.numbers.end()
+            self.store.commit(self.spaces.take_batch())
         self._lease.close()
         self._timers.close()
         self._wall.close()
@@ -281,9 +293,13 @@ class Engine:
     # ------------------------------------------------------------------ commits
 
     def _commit(self, batch: Batch, *, has_ticked: bool) -> None:
-        if not batch:
-            self._say(self._turns.durable())
+        is_durable = self._turns.must_sync() or (has_ticked and self._has_unsynced)
+        if not batch and not (is_durable and self._has_unsynced):
+            self._say(self._turns.durable() if not self._has_unsynced else self._turns.written())
             self._go_on()
+            return
+        if not is_durable:
+            self._commit_relaxed(batch)
             return
         if self.store.is_slow():
             self._is_busy = True
@@ -297,6 +313,26 @@ class Engine:
         else:
             self._succeeded(has_ticked, began_ms)
         self._go_on()
+
+    def _commit_relaxed(self, batch: Batch) -> None:
+        """Writes a turn whose replies do not wait for the disk; that follows within a second."""
+        try:
+            self.store.commit(batch, durable=False)
+        except CommitFailed as failed:
+            self._failed(batch, failed)
+        else:
+            self._has_unsynced = True
+            if self._sync_timer is None:
+                self._sync_timer = self._loop.call_later(SYNC_AFTER_S, self._sync)
+            self.committed()
+            self._say(self._turns.written())
+        self._go_on()
+
+    def _sync(self) -> None:
+        """Nothing since a relaxed turn has waited for the disk: a commit of its own does."""
+        self._sync_timer = None
+        if self._has_unsynced and self.trouble is None and not self._is_busy:
+            self._commit(self._turns.take_batch(), has_ticked=True)
 
     async def _commit_aside(self, batch: Batch, has_ticked: bool) -> None:
         began_ms = self.clock.steady_ms()
@@ -314,9 +350,16 @@ class Engine:
         took_ms = self.clock.steady_ms() - began_ms
         if took_ms > OVERSLEPT_MS:
             self.clock.skip(took_ms)
+        self._is_synced_now()
         self.committed()
         self._say(self._turns.durable())
         self._upkeep.after_commit(has_ticked=has_ticked)
+
+    def _is_synced_now(self) -> None:
+        self._has_unsynced = False
+        if self._sync_timer is not None:
+            self._sync_timer.cancel()
+            self._sync_timer = None
 
     def _failed(self, batch: Batch, failed: CommitFailed) -> None:
         """What the turn has to say is held until all that is owed is written."""
@@ -360,6 +403,7 @@ class Engine:
         else:
             self._is_busy = False
             self._trouble.end()
+            self._is_synced_now()
             self.committed()
             self._say(self._turns.durable())
             self._turns.resume()

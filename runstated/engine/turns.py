@@ -20,6 +20,7 @@ from runstated.domain import ahead, keys, limits, needs, nouns, replies, session
 from runstated.domain.access import Access, StoredKey
 from runstated.domain.answers import NOBODY, Caller, Parked
 from runstated.domain.core import Core
+from runstated.domain.numbers import UNSYNCED_MAX
 from runstated.domain.waits import CallKey, Settled
 from runstated.engine import evicting, repeats
 from runstated.engine.entries import Acked, Ask, Away, Cancelled, Ended, Entry, Nested, Opened
@@ -75,20 +76,37 @@ class Turns:
             self._arm_retention()
         return batch
 
+    def must_sync(self) -> bool:
+        """Whether something that this turn has to say waits for the disk. All does but what wire.py calls relaxed, to
+        processes of this machine that the kernel tells us of: a power cut ends these as well."""
+        if self._server.listings or self.spaces.numbers.unsynced > UNSYNCED_MAX:
+            return True
+        return any(self._must_sync(core) for core in self.spaces)
+
+    def _must_sync(self, core: Core) -> bool:
+        lines = core.lines
+        if core.must_sync or core.settled or core.forgotten_runs:
+            return True
+        process_of = core.process_of
+        return any(not push.relaxed or not process_of.get(session) for session, push in lines.pushes) or any(
+            not reply.relaxed or not all(process_of.get(session) for session, _ in calls)
+            for calls, reply in lines.replies
+        )
+
+    def written(self) -> Said:
+        """All that was noted is written, if not on disk: what there is to say."""
+        said = Said()
+        for core in self.spaces:
+            _take(core, said)
+        return said
+
     def durable(self) -> Said:
         """All that was noted is on disk: what there is to say, and what has ended leaves memory."""
         said = Said()
+        self.spaces.numbers.unsynced = 0
         for core in self.spaces:
-            lines = core.lines
-            for name, log in (
-                ("settled", core.settled),
-                ("forgotten_runs", core.forgotten_runs),
-                ("pushes", lines.pushes),
-                ("replies", lines.replies),
-            ):
-                if log:
-                    getattr(said, name).extend(log)
-                    log.clear()
+            _take(core, said)
+            core.must_sync = False
             evicting.evict(core)
         said.listings, self._server.listings = self._server.listings, []
         of_keys = self.spaces.cores.get(keys.SPACE)
@@ -292,6 +310,20 @@ class Turns:
     def _arm_retention(self) -> None:
         if self.retention is not None and self.retention.due_ms is not None:
             self.spaces.of(keys.SPACE).due(self.retention.due_ms)
+
+
+def _take(core: Core, said: Said) -> None:
+    """What a space has to say."""
+    lines = core.lines
+    for log, taken in (
+        (core.settled, said.settled),
+        (core.forgotten_runs, said.forgotten_runs),
+        (lines.pushes, said.pushes),
+        (lines.replies, said.replies),
+    ):
+        if log:
+            taken.extend(log)  # type: ignore[arg-type]
+            log.clear()
 
 
 def _tick_noun(core: Core, tick: Callable[[Core], int | None]) -> None:
