@@ -14,7 +14,7 @@ import logging
 import os
 import sqlite3
 from collections.abc import Callable, Coroutine, Iterable
-from typing import Any, Protocol
+from typing import Any
 
 from runstate import presence, wire
 from runstated.domain import keys, replies
@@ -24,11 +24,12 @@ from runstated.domain.holds import Lease
 from runstated.domain.numbers import Numbers
 from runstated.domain.sessions import SESSIONS, Session
 from runstated.domain.waits import CallKey, Opening, Settled
-from runstated.engine import faults, tickets
+from runstated.engine import faults, outbox, tickets
 from runstated.engine.arrivals import Arrivals
 from runstated.engine.cache import Cache
 from runstated.engine.entries import Acked, Ask, Cancelled, Entry, Nested, Tick
 from runstated.engine.keyring import Keyring
+from runstated.engine.outbox import Nobody, Outbox
 from runstated.engine.pressure import Pressure
 from runstated.engine.retention import Retention
 from runstated.engine.serving import Asked
@@ -48,29 +49,10 @@ log = logging.getLogger(__name__)
 
 EPOCH = "epoch"  # counter of the daemon's starts: the upper part of every arrival number
 EPOCH_BITS = 40
-SLICE = 1_000  # replies sent in one turn of the loop, so that 10^5 waiters of one result do not hold up the rest
 SYNC_AFTER_S = 1.0  # what is written is on disk after this at the latest
 OVERSLEPT_MS = 1_000  # a commit longer than this is time in which no beat was heard
 EXIT_SOFTWARE = 70  # as in sysexits.h
 Overview = Callable[[wire.StatusView, str, int], wire.StatusView]
-
-
-class Outbox(Protocol):
-    """Where replies and pushes go: the sessions. What is for a session that is away is dropped."""
-
-    def reply(self, session: str, request_id: int, body: bytes) -> None: ...
-
-    def push(self, session: str, body: bytes) -> None: ...
-
-
-class _Nobody:
-    """Before anybody can be connected."""
-
-    def reply(self, session: str, request_id: int, body: bytes) -> None:
-        """Nobody hears it."""
-
-    def push(self, session: str, body: bytes) -> None:
-        """The same."""
 
 
 class Engine:
@@ -80,7 +62,7 @@ class Engine:
         self.store = store
         self.clock = clock
         self.known: list[Session] = []  # the sessions of the daemon's last life
-        self.outbox: Outbox = _Nobody()
+        self.outbox: Outbox = Nobody()
         self.keyring = Keyring()
         self.pressure = Pressure()
         self.keys_changed: Callable[[], None] = lambda: None  # told after the keyring
@@ -471,10 +453,7 @@ class Engine:
             self._tick_wanted = True
 
     def _send(self, calls: list[CallKey], body: bytes) -> None:
-        for session, request_id in calls[:SLICE]:
-            self.outbox.reply(session, request_id, body)
-        if len(calls) > SLICE:
-            self._loop.call_soon(self._send, calls[SLICE:], body)
+        outbox.send(self._loop, self.outbox, calls, body)
 
     def _push(self, session: str, push: wire.Push) -> None:
         self.outbox.push(session, faults.encode(push))

@@ -18,7 +18,7 @@ from runstated.domain import sessions
 from runstated.domain.access import Access
 from runstated.domain.core import Core
 from runstated.domain.waits import Settled
-from runstated.engine import engine, turns
+from runstated.engine import engine, outbox, turns
 from runstated.engine.cache import Cache
 from runstated.engine.entries import Ask, Away, Ended, Opened
 from runstated.engine.retention import EVENTS_KEPT_MS, LOOK_EACH_MS
@@ -268,7 +268,7 @@ def test_ten_thousand_waiters_of_one_result_are_answered_in_slices(tmp_path: Pat
             done = True
             await counting
             steps = [after - before for before, after in itertools.pairwise(looks)]
-            assert max(steps) <= engine.SLICE + 1
+            assert max(steps) <= outbox.SLICE + 1
             assert not core_of(it).lines.calls
             assert all(it.out.replies[key] == [wire.OnceDone(result="1")] for key in waits)
 
