@@ -203,9 +203,10 @@ class Disk:
         self.boots = 0
         self.before: dict[str, bytes] = {}
 
-    def power_on(self, fail: str = "", end: int | None = None) -> dict[str, str]:
+    def power_on(self, fail: str = "", end: int | None = None, slow_ms: int = 0) -> dict[str, str]:
         """The environment for the program that is to run on it: a new boot of the machine. ``fail``, ``end``: as in
-        shim.c, which syncs fail, counted from ``arm``, and at which record the program is killed."""
+        shim.c, which syncs fail, counted from ``arm``, and at which record the program is killed. ``slow_ms``: what
+        each sync takes more."""
         self.boots += 1
         self.boot_id.write_text(f"00000000-0000-4000-8000-{self.boots:012d}\n")
         self.log.unlink(missing_ok=True)
@@ -215,6 +216,8 @@ class Disk:
         environ["POWER_BOOT"] = str(self.boot_id)
         if fail:
             environ |= {"POWER_FAIL": fail, "POWER_ARM": str(self.armed)}
+        if slow_ms:
+            environ["POWER_SLOW"] = str(slow_ms)
         if end is not None:
             environ["POWER_END"] = str(end)
         return environ

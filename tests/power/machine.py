@@ -37,9 +37,9 @@ class Machine:
         """How often it was switched on."""
         return self.disk.boots
 
-    def start(self, fail: str = "", end: int | None = None) -> bool:
+    def start(self, fail: str = "", end: int | None = None, slow_ms: int = 0) -> bool:
         """Switches it on; whether the daemon listens. It ends before, by itself, only with ``end``, see shim.c."""
-        environ = {**self.home.environ, **self.disk.power_on(fail, end)}
+        environ = {**self.home.environ, **self.disk.power_on(fail, end, slow_ms)}
         doors = "--tcp", f"127.0.0.1:{self.tcp_port}", "--http", f"127.0.0.1:{self.http_port}"
         command = self.home.command("start", "--foreground", *doors, *self.options)
         with self.output.open("ab") as output:

@@ -10,6 +10,7 @@
  *     POWER_FAIL    optional, SUFFIX:FIRST:COUNT: so many syncs of files with that suffix fail with EIO;
  *                   ~SUFFIX: only through descriptors that have written nothing (SQLite copies a log through one)
  *     POWER_ARM     optional: they are counted from when this file is there
+ *     POWER_SLOW    optional: so many milliseconds more for each sync
  *     POWER_END     optional: the program is killed when the log has so many records
  *     POWER_BOOT    optional: the file that is read in place of the kernel's boot id
  *
@@ -64,6 +65,7 @@ static char arm[4096];
 static char fail_suffix[64];
 static long fail_first, fail_count;
 static long matching_syncs;
+static useconds_t slow_us;
 static uint32_t handles[DESCRIPTORS]; /* by descriptor; 0: not ours */
 static char writes[DESCRIPTORS];      /* by descriptor: whether something was written through it */
 static char fails[DESCRIPTORS];       /* by descriptor: whether POWER_FAIL is about it */
@@ -90,6 +92,7 @@ __attribute__((constructor)) static void begin(void)
     strcpy(directory, where);
     if (boot && strlen(boot) < sizeof boot_id) strcpy(boot_id, boot);
     if (when && strlen(when) < sizeof arm) strcpy(arm, when);
+    if (getenv("POWER_SLOW")) slow_us = (useconds_t)atol(getenv("POWER_SLOW")) * 1000;
     if (getenv("POWER_END")) end = strtoull(getenv("POWER_END"), NULL, 10);
     if (fail && sscanf(fail, "%63[^:]:%ld:%ld", fail_suffix, &fail_first, &fail_count) != 3) abort();
     log_fd = REAL(open)(log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
@@ -364,6 +367,7 @@ static int sync_noted(int fd, int (*sync)(int))
     uint64_t begun = note(SYNCING, handle, 0, NULL, 0);
     int fail = is_to_fail(fd);
     pthread_mutex_unlock(&mutex);
+    if (slow_us) usleep(slow_us);
     int result = fail ? -1 : sync(fd);
     int error = fail ? EIO : errno;
     pthread_mutex_lock(&mutex);

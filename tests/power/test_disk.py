@@ -28,7 +28,7 @@ def run(disk: Disk) -> Run:
     """Runs lines of Python on the disk: `fd` is the open file `data`, `directory` its directory, `at(page, letter)`
     writes a page."""
 
-    def run(*lines: str, fail: str = "", end: int | None = None) -> None:
+    def run(*lines: str, fail: str = "", end: int | None = None, slow_ms: int = 0) -> None:
         where = str(disk.directory)
         program = [
             "import os, sqlite3, errno",
@@ -39,9 +39,8 @@ def run(disk: Disk) -> Run:
             *lines,
             "os.kill(os.getpid(), 9)",
         ]
-        answer = subprocess.run(
-            [sys.executable, "-c", "\n".join(program)], env=disk.power_on(fail, end), capture_output=True, text=True
-        )
+        environ = {**disk.power_on(fail, end, slow_ms), "LOG": str(disk.log)}
+        answer = subprocess.run([sys.executable, "-c", "\n".join(program)], env=environ, capture_output=True, text=True)
         assert answer.returncode == -9, answer.stderr
 
     return run
@@ -172,6 +171,20 @@ def test_the_boot_id_is_another_after_each_power_on(disk: Disk, run: Run) -> Non
     first = (disk.directory / "data").read_text()
     run(line)
     assert first.count("-") == 4 and (disk.directory / "data").read_text() not in ("", first)
+
+
+def test_a_slow_sync_covers_what_was_written_before_it_began(disk: Disk, run: Run) -> None:
+    """While the sync takes its time, another thread writes."""
+    run(
+        *SAFE,
+        "import threading, time",
+        "at(0, 'x')",
+        "other = threading.Thread(target=os.fsync, args=(fd,)); other.start()",
+        "while open(os.environ['LOG'], 'rb').read().count(b'B\\0\\0\\0') < 3: time.sleep(0.001)",
+        "at(1, 'y'); other.join()",
+        slow_ms=200,
+    )
+    assert cuts(disk) == {"xb", "xy"}
 
 
 def test_a_program_is_ended_at_any_record(disk: Disk, run: Run) -> None:
