@@ -15,13 +15,16 @@ import msgspec
 import pytest
 
 from runstate import wire
-from runstated.domain import nouns as dispatch
-from runstated.domain import sessions
-from runstated.domain.answers import Access, Parked, Tx
-from runstated.domain.lines import STALE_MAX, Memory
-from runstated.domain.waits import Call, Topic
-from runstated.engine.entries import Ask, Away, Cancelled, Ended, Executor, Opened, Tick
-from tests.harness import Harness, check_memory, snapshot
+from runstated.domain import nouns, sessions
+from runstated.domain.access import Access
+from runstated.domain.answers import Parked
+from runstated.domain.core import Core
+from runstated.domain.holds import STALE_MAX as LAPSES_STALE_MAX
+from runstated.domain.holds import Holds, Lease
+from runstated.domain.lines import STALE_MAX, Lines
+from runstated.domain.waits import Call, Opening, Topic
+from runstated.engine.entries import Ask, Away, Cancelled, Ended, Opened, Tick
+from tests.harness import Harness, check_lines
 
 LIMITS = ("budget-like", "fast", "slow")
 POOLS = ("gpu", "disk")
@@ -39,50 +42,45 @@ class Take(wire.WaitingRequest[wire.Ok], tag="test.take", kw_only=True, frozen=T
 
 @dataclass
 class Units:
-    """What is free of everything, and the verb that takes it. Rolled back with the memory it lives beside."""
+    """What is free of everything, and the verb that takes it."""
 
     free: dict[str, int] = field(default_factory=lambda: dict(SIZE))
     taken: list[tuple[str, int]] = field(default_factory=list)  # who was served, in order
     fails: bool = False
 
-    def take(self, tx: Tx, request: Take) -> wire.Ok | Parked:
-        lacking = self.lacking(tx, request.limits)
+    def take(self, core: Core, request: Take) -> wire.Ok | Parked:
+        lacking = self.lacking(core, request.limits)
         if lacking:
             return Parked(lines=lacking, signals=(), late=wire.OnceHeld())
-        lacking = self.lacking(tx, request.slots)
+        lacking = self.lacking(core, request.slots)
         if lacking:
             held_up = tuple(line(name) for name in sorted(request.limits))
             return Parked(lines=held_up + lacking, signals=(), late=wire.OnceHeld(), aside=True)
-        self.move(tx, {**request.limits, **request.slots}, -1)
-        self.taken.append((tx.caller.session, tx.caller.request_id))
-        tx._memory._undo.append(self.taken.pop)
+        if self.fails:
+            raise RuntimeError("a verb that fails before it has changed anything")
+        self.move({**request.limits, **request.slots}, -1)
+        self.taken.append((core.caller.session, core.caller.request_id))
         # Who goes before others takes what was set aside for them: they are to look again what they lack.
         for name in (*request.limits, *request.slots):
-            tx.wake(line(name))
-        if self.fails:
-            raise RuntimeError("a verb that fails when all is done")
+            core.wake(line(name))
         return wire.Ok()
 
-    def lacking(self, tx: Tx, wants: dict[str, int]) -> tuple[Topic, ...]:
-        names = [name for name in sorted(wants) if self.free[name] < wants[name] or self.ahead(tx, line(name))]
+    def lacking(self, core: Core, wants: dict[str, int]) -> tuple[Topic, ...]:
+        names = [name for name in sorted(wants) if self.free[name] < wants[name] or self.ahead(core, line(name))]
         return tuple(line(name) for name in names)
 
     @staticmethod
-    def ahead(tx: Tx, line: Topic) -> bool:
-        caller = tx.caller
+    def ahead(core: Core, line: Topic) -> bool:
+        caller = core.caller
         mine = (caller.rank, caller.ticket, (caller.session, caller.request_id))
-        older = [call for call in tx._memory.calls.values() if line in call.lines and call.place < mine]
-        assert tx.ahead(line) == any(not call.away for call in older)
-        return tx.ahead(line)
+        older = [call for call in core.calls() if line in call.lines and call.place < mine]
+        assert core.ahead(line) == any(not call.away for call in older)
+        return core.ahead(line)
 
-    def move(self, tx: Tx, wants: dict[str, int], sign: int) -> None:
+    def move(self, wants: dict[str, int], sign: int) -> None:
         for name, units in wants.items():
-            self.add(name, sign * units)
-            tx._memory._undo.append(lambda name=name, units=units: self.add(name, -sign * units))
-
-    def add(self, name: str, units: int) -> None:
-        self.free[name] += units
-        assert 0 <= self.free[name] <= SIZE[name]
+            self.free[name] += sign * units
+            assert 0 <= self.free[name] <= SIZE[name]
 
 
 class Give(wire.Request[wire.Ok], tag="test.give", kw_only=True, frozen=True):
@@ -135,11 +133,9 @@ class World:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.units = Units()
-        give = lambda tx, request: self.give(tx, request)  # noqa: E731
-        monkeypatch.setattr(dispatch, "VERBS", {**dispatch.VERBS, Take: self.units.take, Give: give})
+        monkeypatch.setattr(nouns, "VERBS", {**nouns.VERBS, Take: self.units.take, Give: self.give})
         self.h = Harness()
-        self.memory: Memory = self.h.memory
-        self.executor: Executor = self.h.executor
+        self.lines: Lines = self.h.core().lines
         self.held: dict[tuple[str, int], dict[str, int]] = {}
         self.numbers = iter(range(1, 100_000))
         self.replies: dict[tuple[str, int], list[wire.Reply]] = {}
@@ -148,10 +144,10 @@ class World:
         for _ in range(5):
             self.new_session()
 
-    def give(self, tx: Tx, request: Give) -> wire.Ok:
-        self.units.move(tx, request.units, 1)
+    def give(self, core: Core, request: Give) -> wire.Ok:
+        self.units.move(request.units, 1)
         for name in request.units:
-            tx.wake(line(name))
+            core.wake(line(name))
         return wire.Ok()
 
     def new_session(self) -> None:
@@ -164,12 +160,11 @@ class World:
     def run(self, *entries: Any) -> None:
         rest = list(entries)
         while rest:
-            rest = rest[self.executor.run(self.h.connection, rest) :]
-            for keys, reply in self.memory.replies:
+            rest = rest[self.h.turns.run(rest) :]
+            self.h.commit()
+            for keys, reply in self.h.turns.durable().replies:
                 for key in keys:
                     self.replies.setdefault(key, []).append(reply)
-            self.memory.replies.clear()
-            self.memory.pushes.clear()
 
     def ask(self, session: str, request: wire.Request[Any]) -> tuple[str, int]:
         number = next(self.numbers)
@@ -213,7 +208,7 @@ class Story:
         self.token = keeper.ask(wire.OnceAcquire(run=run, key="k", lease_ms=600_000)).token
 
     def waiting(self) -> dict[tuple[str, int], Waiting]:
-        calls = self.world.memory.calls.values()
+        calls = self.world.lines.calls.values()
         return {call.key: Waiting(call.key, call.place, call.request, call.away, call.lines) for call in calls}  # type: ignore[arg-type]
 
     def step(self) -> None:
@@ -255,9 +250,7 @@ class Story:
             world.run(Away(name, False))
         elif act == "late":
             world.h.clock.pass_ms(rng.choice([10, 60]))
-            late = [
-                call.key for call in world.memory.calls.values() if (call.until or 1e20) <= world.h.clock.lease_ms()
-            ]
+            late = [call.key for call in world.lines.calls.values() if (call.until or 1e20) <= world.h.clock.lease_ms()]
             world.run(Tick())
             assert all(world.replies[key] == [wire.OnceHeld()] for key in late)
             calls = {key: call for key, call in calls.items() if key not in late}
@@ -270,7 +263,7 @@ class Story:
         for key in served:
             assert world.replies[key] == [wire.Ok()]
             world.held[key] = {**calls[key].request.limits, **calls[key].request.slots}
-        check_memory(world.memory)
+        check_lines(world.h.core())
         left = self.waiting()
         assert set(left) == set(calls) - set(served)
         # nobody sleeps beside what they could have
@@ -297,7 +290,7 @@ def test_what_lacks_a_limit_holds_up_that_limit_only(world: World) -> None:
     behind = world.ask(c, Take(limits={"slow": 1}))
     beside = world.ask(d, Take(limits={"fast": 4}, slots={"gpu": 3}))
     assert world.units.taken[-1] == beside
-    assert {key: set(call.lines) for key, call in world.memory.calls.items()} == {
+    assert {key: set(call.lines) for key, call in world.lines.calls.items()} == {
         waits: {line("slow")},
         behind: {line("slow")},
     }
@@ -308,8 +301,8 @@ def test_what_has_its_units_and_lacks_slots_has_them_set_aside(world: World) -> 
     world.ask(a, Take(slots={"gpu": 3}))
     waits = world.ask(b, Take(limits={"fast": 2}, slots={"gpu": 1}))
     behind = world.ask(c, Take(limits={"fast": 1}))
-    assert set(world.memory.calls[waits].lines) == {line("fast"), line("gpu")}
-    assert behind in world.memory.calls, "two of four units are set aside, and who is older goes first"
+    assert set(world.lines.calls[waits].lines) == {line("fast"), line("gpu")}
+    assert behind in world.lines.calls, "two of four units are set aside, and who is older goes first"
     world.run(Cancelled(*waits))
     assert world.units.taken[-1] == behind
 
@@ -319,10 +312,10 @@ def test_a_call_that_stands_in_several_lines_may_leave_one_of_them(world: World)
     world.ask(a, Take(slots={"gpu": 2, "disk": 2}))
     waits = world.ask(b, Take(slots={"gpu": 2, "disk": 1}))
     small = world.ask(c, Take(slots={"gpu": 1}))
-    assert small in world.memory.calls
+    assert small in world.lines.calls
     token = world.hold(d)
     world.ask("keeper", Give(units={"gpu": 2}))
-    assert set(world.memory.calls[waits].lines) == {line("disk")}, "it has its gpus and lacks a disk"
+    assert set(world.lines.calls[waits].lines) == {line("disk")}, "it has its gpus and lacks a disk"
     assert world.units.taken[-1] == small, "who lacks only disks holds up only disks"
     inner = world.ask(d, Take(slots={"gpu": 2}, within=(token,)))
     assert world.units.taken[-1] == inner
@@ -333,10 +326,10 @@ def test_the_head_of_a_line_that_goes_away_is_passed_over_at_once(world: World) 
     world.ask(a, Take(slots={"gpu": 1}))
     big = world.ask(b, Take(slots={"gpu": 3}))
     small = world.ask(c, Take(slots={"gpu": 2}))
-    assert small in world.memory.calls
+    assert small in world.lines.calls
     world.run(Away(b, True))
     assert world.units.taken[-1] == small
-    assert big in world.memory.calls, "it keeps its place"
+    assert big in world.lines.calls, "it keeps its place"
 
 
 def test_who_is_overtaken_by_a_session_that_is_back_holds_up_other_lines_no_more(world: World) -> None:
@@ -346,10 +339,10 @@ def test_who_is_overtaken_by_a_session_that_is_back_holds_up_other_lines_no_more
     world.run(Away(b, True))
     aside = world.ask(c, Take(limits={"fast": 2}, slots={"gpu": 2}))
     small = world.ask(d, Take(slots={"gpu": 1}))
-    assert set(world.memory.calls[aside].lines) == {line("fast"), line("gpu")}
-    assert small in world.memory.calls
+    assert set(world.lines.calls[aside].lines) == {line("fast"), line("gpu")}
+    assert small in world.lines.calls
     world.run(Away(b, False))
-    assert set(world.memory.calls[aside].lines) == {line("fast")}
+    assert set(world.lines.calls[aside].lines) == {line("fast")}
     assert world.units.taken[-1] == small
 
 
@@ -361,11 +354,11 @@ def test_who_is_overtaken_by_an_older_call_from_another_line_holds_up_other_line
     aside = world.ask(c, Take(limits={"fast": 2}, slots={"gpu": 2}))
     small = world.ask(d, Take(slots={"gpu": 1}))
     world.ask(a, Take(limits={"fast": 2}, within=(token,)))
-    assert set(world.memory.calls[older].lines) == {line("slow")}
-    assert set(world.memory.calls[aside].lines) == {line("fast"), line("gpu")}
+    assert set(world.lines.calls[older].lines) == {line("slow")}
+    assert set(world.lines.calls[aside].lines) == {line("fast"), line("gpu")}
     world.ask(a, Give(units={"slow": 2}))
-    assert set(world.memory.calls[older].lines) == {line("fast")}
-    assert set(world.memory.calls[aside].lines) == {line("fast")}
+    assert set(world.lines.calls[older].lines) == {line("fast")}
+    assert set(world.lines.calls[aside].lines) == {line("fast")}
     assert world.units.taken[-1] == small
 
 
@@ -378,44 +371,61 @@ def test_a_call_of_a_session_that_is_away_already_is_passed_over_too(world: Worl
     world.run(Ended(first[0], "died"))
     world.ask(c, Give(units={"gpu": 3}))
     assert world.units.taken[-1] == small
-    assert away in world.memory.calls
+    assert away in world.lines.calls
 
 
-# ------------------------------------------------------------------ undo
+# ------------------------------------------------------------------ the indexes
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_undo_restores_the_memory_exactly_at_any_point(seed: int) -> None:
+def test_the_indexes_say_what_the_calls_and_leases_say_after_any_change(seed: int) -> None:
     print(f"seed {seed}")
     rng = random.Random(seed)
-    memory = Memory()
+    core = Core("default", Harness().spaces.numbers, Opening(0, 0))
+    for pool in POOLS_OF_LEASES:
+        pool.used = 0
     for name in "abc":
-        memory.open(name, "default")
-    memory.commit()
-    for _ in range(40):
-        marks: list[tuple[tuple[int, ...], dict[str, Any]]] = []
-        due_ms = memory.due_ms
-        for _ in range(rng.randint(1, 12)):
-            marks.append((memory.mark(), snapshot(memory)))
-            for _ in range(rng.randint(0, 4)):
-                change(rng, memory)
-                check_memory(memory)
-        if rng.random() < 0.5:
-            at = rng.randrange(len(marks))
-            mark, then = marks[at]
-            memory.rollback(mark)
-            assert snapshot(memory) == then
-        if rng.random() < 0.5:
-            memory.rollback()
-            assert snapshot(memory) == {**marks[0][1], **{log: [] for log in LOGS}}
-            assert due_ms is None or (memory.due_ms is not None and memory.due_ms <= due_ms)
-        memory.commit()
-        for log in LOGS:
-            getattr(memory, log).clear()
+        core.lines.open(name)
+    for now_ms in range(0, 400, 2):
+        change(rng, core.lines, core.holds, now_ms)
+        check_lines(core)
+        check_holds(core.holds)
 
 
-LOGS = ("left", "replies", "pushes", "settled", "forgotten_runs")
 TOPICS: tuple[Topic, ...] = (("once", "r", "x"), ("once", "r", "y"), ("queue", "r", "q"), ("run", "r"))
+
+
+@dataclass
+class Pool:
+    """What units are taken of."""
+
+    id: str
+    used: int = 0
+
+
+POOLS_OF_LEASES = (Pool("p1"), Pool("p2"))
+
+
+def check_holds(holds: Holds) -> None:
+    """Who holds what, told from the leases anew."""
+    live = list(holds.of_token.values())
+    for session in "abc":
+        assert set(holds.of_session(session)) == {lease for lease in live if lease.session == session}
+        assert holds.number_of_session(session) == len(holds.of_session(session))
+        for request in range(1, 7):
+            assert set(holds.of_request(session, request)) == {
+                lease for lease in live if (lease.session, lease.request) == (session, request)
+            }
+    for run in ("r", "r2"):
+        assert set(holds.of_run(run)) == {lease for lease in live if lease.run == run}
+        assert holds.is_any_in_run(run) == bool(holds.of_run(run))
+    for topic in {topic for lease in live for topic in lease.topics} | set(TOPICS):
+        assert set(holds.of_topic(topic)) == {lease for lease in live if topic in lease.topics}
+        assert holds.is_held(topic) == bool(holds.of_topic(topic))
+    for pool in POOLS_OF_LEASES:
+        assert pool.used == sum(units for lease in live for each, units in lease.taken if each is pool)
+    lapses = set(holds._lapses)
+    assert all(any(token == lease.token and at <= lease.expires for at, token in lapses) for lease in live)
 
 
 def new_call(rng: random.Random, session: str, request_id: int, within: tuple[int, ...] = ()) -> Call:
@@ -436,79 +446,105 @@ def new_call(rng: random.Random, session: str, request_id: int, within: tuple[in
     )
 
 
-def change(rng: random.Random, memory: Memory) -> None:
+def change(rng: random.Random, lines: Lines, holds: Holds, now_ms: int) -> None:
     session = rng.choice("abc")
     act = rng.randrange(12)
-    if act <= 3 and session in memory.sessions:
-        memory.park(new_call(rng, session, rng.randint(1, 6), tuple(rng.sample(range(1, 8), rng.randint(0, 2)))))
+    if act <= 3 and session in lines.sessions:
+        lines.park(new_call(rng, session, rng.randint(1, 6), tuple(rng.sample(range(1, 8), rng.randint(0, 2)))))
     elif act == 4:
-        memory.leave((session, rng.randint(1, 6)))
+        lines.leave((session, rng.randint(1, 6)))
     elif act == 5:
-        memory.set_away(session, rng.random() < 0.5)
+        lines.set_away(session, rng.random() < 0.5)
     elif act == 6:
         push = rng.choice([None, wire.RunEnded(run="r", state="stopped", message="")])
-        memory.answer(rng.choice(TOPICS), wire.Ok(), push)
-    elif act == 7 and session in memory.sessions:
-        memory.subscribe(rng.choice(TOPICS), session)
+        lines.answer(rng.choice(TOPICS), wire.Ok(), push)
+    elif act == 7 and session in lines.sessions:
+        lines.subscribe(rng.choice(TOPICS), session)
     elif act == 8:
-        memory.close(session)
+        lines.close(session)
     elif act == 9:
-        memory.open(session, "default")
-    elif act == 10:
-        token = rng.randint(1, 7)
-        if token in memory.holds:
-            memory.let_go(token)
-        else:
-            memory.hold(token, session, 50, rng.choice(TOPICS), rng.randint(0, 100))
+        lines.open(session)
     else:
-        memory.due(rng.randint(1, 100))
-        memory.take_due(rng.randint(1, 100), rng.randint(1, 100))
+        change_hold(rng, session, holds, now_ms)
 
 
-def test_a_number_is_not_given_again_after_a_rollback() -> None:
-    memory = Memory()
-    first = memory.count("token")
-    memory.rollback()
-    assert memory.count("token") == first + 1
-    assert memory.counters_changed == {"token"}
+def change_hold(rng: random.Random, session: str, holds: Holds, now_ms: int) -> None:
+    token = rng.randint(1, 7)
+    lease = holds.of_token.get(token)
+    if lease is None:
+        kind, run = rng.choice((("once", "r"), ("job", "r2"), ("slots", "r")))
+        subject = rng.choice("xy") if kind == "once" else "p1"
+        lease = Lease(token, "default", kind, subject, run, session, rng.randint(1, 6), 50, 0)
+        holds.add(lease, now_ms)
+        for pool in rng.sample(POOLS_OF_LEASES, rng.randint(0, 2) if kind == "job" else int(kind == "slots")):
+            holds.add_units(lease, pool, rng.randint(1, 3))
+    elif rng.random() < 0.5:
+        holds.drop(lease)
+    elif rng.random() < 0.5:
+        assert holds.beat(session, token, now_ms) == (lease.session == session)
+    else:
+        holds.renew(lease, rng.randint(1, 100), now_ms)
 
 
 # ------------------------------------------------------------------ time
 
 
+def lease_of(token: int, length_ms: int = 50) -> Lease:
+    return Lease(token, "default", "once", "x", "r", "s", 1, length_ms, 0)
+
+
 def test_what_has_ended_rings_nobody() -> None:
-    memory = Memory()
-    memory.open("s", "default")
-    memory.hold(1, "s", 50, ("once", "r", "x"), 0)
+    core = Core("default", Harness().spaces.numbers, Opening(0, 0))
+    core.lines.open("s")
+    lease = lease_of(1)
+    core.holds.add(lease, 0)
     call = new_call(random.Random(0), "s", 1)
     call.until = 30
-    memory.park(call)
-    assert memory.next_steady() == 30
-    memory.leave(call.key)
-    assert memory.next_steady() == 50
-    memory.let_go(1)
-    assert memory.next_steady() is None
+    core.lines.park(call)
+    assert core.next_lease() == 30
+    core.lines.leave(call.key)
+    assert core.next_lease() == 50
+    core.holds.drop(lease)
+    assert core.next_lease() is None
 
 
 def test_heaps_are_cleared_of_what_has_ended() -> None:
-    memory = Memory()
-    for token in range(3 * STALE_MAX):
-        memory.hold(token, "s", 50, ("once", "r", "x"), 0)
-        memory.let_go(token)
-        memory.commit()
-    assert len(memory._lapses) <= STALE_MAX + 1
+    holds = Holds()
+    first = lease_of(0, 1)
+    holds.add(first, 0)
+    for token in range(1, 3 * LAPSES_STALE_MAX):
+        lease = lease_of(token)
+        holds.add(lease, 0)
+        holds.drop(lease)
+        assert holds.next_lapse() == 1
+    assert len(holds._lapses) <= LAPSES_STALE_MAX + 3
+
+
+def test_waits_that_have_ended_do_not_pile_up() -> None:
+    lines = Lines()
+    lines.open("s")
+    stays = new_call(random.Random(0), "s", 0)
+    stays.until = 1
+    lines.park(stays)
+    for number in range(1, 3 * STALE_MAX):
+        call = new_call(random.Random(0), "s", number)
+        call.until = 50
+        lines.park(call)
+        lines.leave(call.key)
+        assert lines.next_late() == 1
+    assert len(lines._lates) <= STALE_MAX + 3
 
 
 def test_a_wait_comes_up_once_however_often_it_was_parked_anew() -> None:
     rng = random.Random(0)
-    memory = Memory()
-    memory.open("s", "default")
+    lines = Lines()
+    lines.open("s")
     for _ in range(3):
         call = new_call(rng, "s", 1)
         call.until = 30
-        memory.park(call)
-    assert memory.late(29) == []
-    assert memory.late(30) == [call]
+        lines.park(call)
+    assert lines.late(29) == []
+    assert lines.late(30) == [call]
 
 
 def test_position_is_the_place_in_the_line_where_it_is_furthest_back(world: World) -> None:
@@ -516,7 +552,7 @@ def test_position_is_the_place_in_the_line_where_it_is_furthest_back(world: Worl
     world.ask(a, Take(slots={"gpu": 3, "disk": 2}))
     world.ask(b, Take(slots={"gpu": 3}))
     last = world.ask(c, Take(slots={"gpu": 1, "disk": 1}))
-    assert world.memory.position(world.memory.calls[last]) == 1
+    assert world.lines.position(world.lines.calls[last]) == 1
 
 
 def test_the_test_noun_is_a_wire_request() -> None:
