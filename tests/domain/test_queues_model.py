@@ -112,7 +112,10 @@ class QueuesMachine(RuleBasedStateMachine):
         assert job.state == "ready", f"{job} was given away"
         assert (job.queue, job.run, job.attempt + 1) == (wanted.queue, grant.run, grant.attempt)
         assert job.run in self.below(wanted.run) and job.run not in self.model.over
-        job.state, job.attempt, job.reason = "running", grant.attempt, None
+        if grant.ahead:
+            job.state = "reserved"
+        else:
+            job.state, job.attempt, job.reason = "running", grant.attempt, None
         assert grant.token not in self.model.holds
         until = self.h.held().get(grant.token, 0)
         self.model.holds[grant.token] = Held(request.client.name, job, until, wanted.lease_ms, request.id)
@@ -121,7 +124,8 @@ class QueuesMachine(RuleBasedStateMachine):
         for source, wanted in enumerate(asked.queues):
             ages = [self.model.jobs[grant.job].age for grant in grants if grant.source == source]
             assert ages == sorted(ages)
-            assert len(ages) <= wanted.places
+            assert sum(not grant.ahead for grant in grants if grant.source == source) <= wanted.places
+            assert len(ages) <= wanted.places + wanted.ahead
             left = [
                 job.age
                 for job in self.model.jobs.values()
@@ -137,7 +141,9 @@ class QueuesMachine(RuleBasedStateMachine):
         job = self.model.holds.pop(token).job
         if job.run in self.model.over:
             return
-        if reason is not None and job.attempt >= ATTEMPTS[job.queue]:
+        if job.state == "reserved":
+            job.state = "ready"
+        elif reason is not None and job.attempt >= ATTEMPTS[job.queue]:
             job.state, job.reason = "failed", reason
         else:
             job.state, job.reason = "ready", reason
@@ -157,24 +163,26 @@ class QueuesMachine(RuleBasedStateMachine):
         job = self.model.jobs.get(view.job)
         if job is None:
             job = self.model.jobs[view.job] = Job(view.job, run_id, queue, self.h._tickets)
-        assert (view.state, view.result) == (job.state, job.result)
+        assert (view.state, view.result) == (jobs.shown_state(job.state), job.result)
         self.look()
 
     @rule(
         name=st.sampled_from(NAMES),
         run=st.sampled_from(RUNS),
         chosen=st.sampled_from((("q",), ("p",), ("q", "p"), ("p", "q"))),
-        places=st.integers(1, 3),
+        places=st.integers(0, 3),
         wait_ms=st.sampled_from((None, None, 0, 3_000)),
         lease_ms=st.sampled_from((5_000, 30_000)),
+        ahead=st.sampled_from((0, 0, 2)),
     )
     def admit(
-        self, name: str, run: str, chosen: tuple[str, ...], places: int, wait_ms: int | None, lease_ms: int
+        self, name: str, run: str, chosen: tuple[str, ...], places: int, wait_ms: int | None, lease_ms: int, ahead: int
     ) -> None:
         client = self.here(name)
         if client is not None:
             entries = tuple(
-                wire.AdmitFrom(run=self.runs[run], queue=queue, places=places, lease_ms=lease_ms) for queue in chosen
+                wire.AdmitFrom(run=self.runs[run], queue=queue, places=places, lease_ms=lease_ms, ahead=ahead)
+                for queue in chosen
             )
             self.admits.append(client.submit(wire.QueuesAdmit(queues=entries, wait_ms=wait_ms)))
             self.look()
@@ -197,6 +205,8 @@ class QueuesMachine(RuleBasedStateMachine):
         fail = wire.QueuesFail(job=job.job, token=token, error="E: x", retry=how == "fail")
         request = client.submit(complete if how == "complete" else fail)
         del self.model.holds[token]
+        if job.state == "reserved" and job.run not in self.model.over:
+            job.state, job.attempt = "running", job.attempt + 1
         if job.run in self.model.over:
             assert request.reply.code == "LEASE_LOST"
             return
@@ -210,6 +220,21 @@ class QueuesMachine(RuleBasedStateMachine):
         assert (request.reply.state, request.reply.result) == (job.state, job.result)
         assert request.repeat().reply == request.reply
         self.look()
+
+    @precondition(lambda self: self.model.holds)
+    @rule(data=st.data())
+    def begin(self, data: st.DataObject) -> None:
+        """Jobs that were taken ahead, and others, which changes nothing."""
+        tokens = data.draw(st.lists(st.sampled_from(sorted(self.model.holds)), max_size=3))
+        client = self.here(self.model.holds[tokens[0]].client) if tokens else None
+        if client is None:
+            return
+        assert client.ask(wire.QueuesStarted(tokens=tuple(tokens))) == wire.Ok()
+        for token in tokens:
+            held = self.model.holds[token]
+            is_own = held.client == client.name and held.job.run not in self.model.over
+            if is_own and held.job.state == "reserved":
+                held.job.state, held.job.attempt, held.job.reason = "running", held.job.attempt + 1, None
 
     @precondition(lambda self: self.model.jobs)
     @rule(data=st.data(), token=st.integers(1, 40), fails=st.booleans())
