@@ -57,7 +57,7 @@ class Numbers:
         """A life of the daemon begins in this boot of the machine ("": not known). Whether the last one ended with its
         machine: then numbers may have been given that are not on this disk, and some are left out."""
         number = int.from_bytes(hashlib.blake2b(boot.encode(), digest_size=8).digest(), "big") >> 2 | 1
-        was_cut = bool(self.last) and not self.last.get(CLEAN) and self.last.get(BOOT) != number
+        was_cut = not self.last.get(CLEAN) and self.last.get(BOOT, number) != number
         if was_cut:
             self.lift(LIFT)
         self.last[BOOT], self.last[CLEAN] = number, 0
