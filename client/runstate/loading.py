@@ -45,7 +45,7 @@ def load() -> None:
 
 def _import() -> None:
     try:
-        from . import connection, failures, observe, recording, remote, results  # noqa: F401
+        from . import connection, failures, handler_threads, observe, recording, remote, results  # noqa: F401
 
         _keep_serving()
     finally:

@@ -6,7 +6,8 @@ function ``runstate.serve``.
     declared --> taking jobs --stop (run over, signal, SIGTERM, SIGINT)--> draining, at most 30 s --> returned
 
 Each queue has its own places. A place is free again as soon as its handler has ended: the outcome and the request for
-the next job travel together. Plain handlers run in threads of their own, ``async def`` handlers on the serving loop.
+the next job travel together. Plain handlers run in threads that are kept (see handler_threads.py), ``async def``
+handlers on the serving loop.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ import inspect
 import logging
 import signal as signals_of_os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from . import awake, errors, failures, payloads, threads, units, wire
+from . import awake, errors, failures, payloads, units, wire
 from .context import enter, leave
+from .handler_threads import HandlerThreads
 from .holds import Hold
 from .queues import ATTEMPTS, PLACES_MAX, Queue
 from .recording import record
@@ -59,6 +61,7 @@ class Source:
         self.changed = asyncio.Event()
         self.info: RunInfo | None = None
         self.scale = 0  # of the budget, if there is one
+        self.threads = HandlerThreads(f"runstate-{queue.name}")
 
     @property
     def queue(self) -> Queue:
@@ -117,8 +120,12 @@ class Worker:
         finally:
             for task in (*loops, stopped):
                 task.cancel()
-            await _settled([*loops, stopped])
-            await self._drain()
+            try:
+                await _settled([*loops, stopped])
+                await self._drain()
+            finally:
+                for source in self._sources:
+                    source.threads.close()
         for task in loops:
             if not task.cancelled() and task.exception() is not None:
                 task.result()
@@ -240,7 +247,7 @@ class Worker:
         """Runs the handler; what to record."""
         around = RunContext(RunInfo(job.run, job.run_name or CHILD_NAME), hold.signal, job.attempt, job.key)
         try:
-            result = await self._run_handler(queue, payloads.decode(job.input), around, hold)
+            result = await self._run_handler(source, queue, payloads.decode(job.input), around, hold)
         except NoThread:
             raise
         except asyncio.CancelledError:
@@ -263,7 +270,7 @@ class Worker:
             costs = {}
         return wire.QueuesComplete(job=job.job, token=job.token, result=text, costs=costs)
 
-    async def _run_handler(self, queue: Queue, input: Any, around: RunContext, hold: Hold) -> Any:
+    async def _run_handler(self, source: Source, queue: Queue, input: Any, around: RunContext, hold: Hold) -> Any:
         handler = queue._handler
         assert handler is not None, "only queues with a handler are served"
         if queue._is_async:
@@ -275,19 +282,17 @@ class Worker:
         loop = asyncio.get_running_loop()
         done: asyncio.Future[Any] = loop.create_future()
 
-        def work() -> None:
-            enter(around, hold.token)  # in a context of the thread's own: it ends with the thread
+        def work() -> Callable[[], None]:
+            enter(around, hold.token)  # in a context of the work's own: it ends with it
             try:
                 result, error = handler(input), None
             except BaseException as raised:
                 result, error = None, raised
             # ``hold`` is referred to by this function, so a thread that outlives the drain keeps its job.
-            _hand_over(loop, done, result, error)
+            return lambda: _hand_over(loop, done, result, error)
 
         context = contextvars.copy_context()  # of whoever called serve(), as a coroutine has it
-        why_not = threads.start(
-            threading.Thread(target=context.run, args=(work,), name=f"runstate-{queue.name}", daemon=True)
-        )
+        why_not = source.threads.run(lambda: context.run(work))
         if why_not:
             raise NoThread(why_not)
         result = await done
