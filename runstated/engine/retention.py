@@ -26,7 +26,7 @@ from runstated.domain.tables import Table
 from runstated.engine.spaces import Spaces
 from runstated.store import old
 
-ROWS_IN_ONE_STEP = 200  # of each kind; some milliseconds ...
+ROWS_IN_ONE_STEP = 100  # of each kind; some milliseconds ...
 RUNS_IN_ONE_STEP = 50  # ... of at most so many runs
 EVENTS_IN_ONE_STEP = 500
 PAUSE_MS = 10  # between two steps: others have the time in between
@@ -133,8 +133,12 @@ class Retention:
             many -= 1
 
     def _look_at_events(self, step: Step, connection: sqlite3.Connection, now_ms: int) -> None:
-        found = old.events(connection, EVENTS_IN_ONE_STEP + 1)
         surplus = self._surplus_events()
+        first = old.events(connection, 1)
+        if first and not surplus and first[0][1] + EVENTS_KEPT_MS > now_ms:
+            step.due.append(first[0][1] + EVENTS_KEPT_MS)
+            return
+        found = old.events(connection, EVENTS_IN_ONE_STEP + 1)
         young = (n for n, (_, at_ms) in enumerate(found) if n >= surplus and at_ms + EVENTS_KEPT_MS > now_ms)
         gone = min(next(young, len(found)), EVENTS_IN_ONE_STEP)
         step.events = [event for event, _ in found[:gone]]

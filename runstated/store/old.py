@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from typing import Any
 
 from runstated.domain.core import EVENTS_TABLE
@@ -31,9 +31,9 @@ OLD_REPLIES_OF = f"""SELECT space, request, until_ms FROM {REPLIES.name}
     WHERE session = ? AND until_ms IS NOT NULL ORDER BY until_ms LIMIT ?"""
 
 
-def ended_runs(connection: sqlite3.Connection, many: int) -> list[Row]:
+def ended_runs(connection: sqlite3.Connection, many: int) -> Iterator[Row]:
     """The rows of runs that have ended, of which something else may be left."""
-    return connection.execute(ENDED, (many,)).fetchall()
+    return connection.execute(ENDED, (many,))
 
 
 def of_run(connection: sqlite3.Connection, table: Table[Any], run: str, many: int) -> list[Hashable]:
@@ -48,9 +48,9 @@ def tidied_runs(connection: sqlite3.Connection, before_ms: int, many: int) -> li
     return connection.execute(TIDIED, (before_ms, many)).fetchall()
 
 
-def reservations(connection: sqlite3.Connection, many: int) -> list[tuple[str, str, int]]:
+def reservations(connection: sqlite3.Connection, many: int) -> Iterator[tuple[str, str, int]]:
     """Reservations that have ended: each with its space, and when."""
-    return connection.execute(OLD_RESERVATIONS, (many,)).fetchall()
+    return connection.execute(OLD_RESERVATIONS, (many,))
 
 
 def ledger_of(connection: sqlite3.Connection, reservation: str, many: int) -> list[int]:
@@ -68,9 +68,9 @@ def count_events(connection: sqlite3.Connection) -> tuple[int, int]:
     return number, newest
 
 
-def replies(connection: sqlite3.Connection, many: int) -> list[tuple[str, str, int, int]]:
+def replies(connection: sqlite3.Connection, many: int) -> Iterator[tuple[str, str, int, int]]:
     """Replies that are kept for a day: caller, space, request, until when."""
-    return connection.execute(OLD_REPLIES, (many,)).fetchall()
+    return connection.execute(OLD_REPLIES, (many,))
 
 
 def size_of_replies(connection: sqlite3.Connection, caller: str) -> tuple[int, int]:
