@@ -39,7 +39,7 @@ REPLIES = Table(
     "replies",
     Kept,
     key=("session", "request"),
-    live=Live("until_ms", (None,)),
+    live=Live("until_ms", (None,), indexed=False),  # the others are bounded, too
     indexes=(
         Index("replies_due", ("until_ms",), not_null="until_ms"),
         Index("replies_of_caller", ("session", "until_ms", "bytes"), not_null="until_ms"),

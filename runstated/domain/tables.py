@@ -42,10 +42,12 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """An object is live while this column has one of these values."""
+    """An object is live while this column has one of these values. ``indexed``: the live rows are found at the start by
+    an index of their own, because those that are not live may be very many."""
 
     column: str
     values: tuple[Value, ...]
+    indexed: bool = True
 
 
 @dataclass(frozen=True, slots=True)

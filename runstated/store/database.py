@@ -106,8 +106,7 @@ class Database:
 
     def load(self, table: Table[Any]) -> Iterator[Row]:
         """The rows of live objects, in the order of their keys."""
-        statements = sql.of(table)
-        yield from self.connection.execute(statements.load, statements.load_values)
+        yield from self.connection.execute(sql.of(table).load)
 
     def list(self, asked: Listing) -> list[Any]:
         """The objects that a listing names."""

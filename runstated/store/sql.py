@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from runstated.domain.answers import Listing
-from runstated.domain.tables import Index, Table
+from runstated.domain.tables import Index, Live, Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,19 +18,16 @@ class Statements:
     put: str
     remove: str
     load: str
-    load_values: tuple[Any, ...]
 
 
 @cache
 def of(table: Table[Any]) -> Statements:
     names = _names(table)
-    live = table.live
-    where = "" if live is None else f" WHERE {_any_of(live.column, live.values)}"
+    where = "" if table.live is None else f" WHERE {_is_live(table.live)}"
     return Statements(
         put=f"INSERT OR REPLACE INTO {table.name} ({names}) VALUES ({', '.join('?' for _ in table.columns)})",
         remove=f"DELETE FROM {table.name} WHERE {_all_of(table.key)}",
         load=f"SELECT {names} FROM {table.name}{where} ORDER BY {', '.join(table.key)}",
-        load_values=() if live is None else tuple(value for value in live.values if value is not None),
     )
 
 
@@ -54,8 +51,11 @@ def create(table: Table[Any]) -> list[str]:
     else:
         key = f"PRIMARY KEY ({', '.join(table.key)})"
         made = f"CREATE TABLE {table.name} ({', '.join([*columns, key])}) WITHOUT ROWID"
-    indexes = [*table.indexes, *_asked_by(table)]
-    return [made, *(_create_index(table, index) for index in indexes)]
+    indexes = [_create_index(table, index) for index in (*table.indexes, *_asked_by(table))]
+    if table.live is not None and table.live.indexed:
+        key = ", ".join(table.key)
+        indexes.append(f"CREATE INDEX {table.name}_live ON {table.name} ({key}) WHERE {_is_live(table.live)}")
+    return [made, *indexes]
 
 
 def listing(asked: Listing) -> tuple[str, list[Any]]:
@@ -103,9 +103,16 @@ def _all_of(columns: tuple[str, ...]) -> str:
     return " AND ".join(f"{column} = ?" for column in columns)
 
 
-def _any_of(column: str, values: tuple[Any, ...]) -> str:
-    terms = [f"{column} IS NULL"] if None in values else []
-    some = [value for value in values if value is not None]
-    if some:
-        terms.append(f"{column} IN ({', '.join('?' for _ in some)})")
+def _is_live(live: Live) -> str:
+    """The condition, with its values in it: only so does SQLite see that an index is of these rows."""
+    terms = [f"{live.column} IS NULL"] if None in live.values else []
+    values = [_literal(value) for value in live.values if value is not None]
+    if values:
+        terms.append(f"{live.column} IN ({', '.join(values)})")
     return " OR ".join(terms)
+
+
+def _literal(value: int | str) -> str:
+    """A word of our own or a number."""
+    assert isinstance(value, int) or value.isidentifier(), value
+    return str(value) if isinstance(value, int) else f"'{value}'"

@@ -12,11 +12,11 @@ import pytest
 import runstated
 from runstate import paths, wire
 from runstated import restore, settings
-from runstated.engine.entries import Executor, Lost
 from runstated.host import lockfile
 from runstated.settings import Settings
 from runstated.store import backup, schema
 from runstated.store.backup import BackupError
+from runstated.store.database import CommitFailed, Database
 from tests.harness import Client, Harness
 
 CALL = '{"n":1}'
@@ -173,10 +173,8 @@ def test_a_key_that_was_revoked_after_the_backup_stays_revoked(place: Place) -> 
 def test_a_backup_of_an_older_version_is_migrated(place: Place) -> None:
     connection = sqlite3.connect(place.saved, isolation_level=None)
     connection.execute(f"PRAGMA application_id = {schema.APPLICATION_ID}")
-    for scripts in schema.MIGRATIONS[:2]:
-        for script in scripts:
-            for statement in filter(str.strip, script.split(";")):
-                connection.execute(schema.for_sqlite(statement))
+    for step in schema.STEPS[:2]:
+        step(connection)
     connection.execute("PRAGMA user_version = 2")
     connection.close()
     assert place.go_back() == restore.Restored(0, 0, None)
@@ -213,10 +211,10 @@ def test_a_disk_that_gets_full_in_the_middle_is_told_as_such(place: Place, monke
     place.save()
     before = place.config.database.read_bytes()
 
-    def is_full(*_: object) -> int:
-        raise Lost(0, sqlite3.OperationalError("database or disk is full"))
+    def is_full(*_: object) -> None:
+        raise CommitFailed(sqlite3.OperationalError("database or disk is full"), False)
 
-    monkeypatch.setattr(Executor, "run", is_full)
+    monkeypatch.setattr(Database, "commit", is_full)
     with pytest.raises(sqlite3.OperationalError, match="disk is full"):
         place.go_back()
     assert place.config.database.read_bytes() == before
@@ -226,5 +224,5 @@ def test_every_counter_is_lifted() -> None:
     """Whoever adds one adds it there."""
     used = set()
     for path in Path(runstated.__file__).parent.rglob("*.py"):
-        used |= set(re.findall(r"(?:\.next|\.new_id|memory\.count)\(\"(\w+)\"", path.read_text()))
+        used |= set(re.findall(r"(?:\.next|\.new_id)\(\"(\w+)\"", path.read_text()))
     assert used | {"epoch", "batch"} == set(restore.COUNTERS)

@@ -84,7 +84,7 @@ def test_indexes_are_used_and_none_forbids_anything(db: Database) -> None:
         statement = sql.read(THINGS, columns)
         (plan,) = db.connection.execute(f"EXPLAIN QUERY PLAN {statement}", ("1",)).fetchall()
         assert index in plan[-1]
-    assert [unique for _, _, unique, *_ in db.connection.execute("PRAGMA index_list(things)")] == [0, 0]
+    assert [unique for _, _, unique, *_ in db.connection.execute("PRAGMA index_list(things)")] == [0, 0, 0]
 
 
 @pytest.mark.parametrize("rows", [Batch({THINGS: {1: (1, None, "open", None)}}), Batch({THINGS: {1: (1, "x")}})])
