@@ -41,7 +41,7 @@ class Made:
             self.last = daemon.engine.batch
             shutil.copy(source, self.database)
             shutil.copy(files.log_of(source), self.log)
-        self.closed = source
+        self.closed, self.stopped = source, daemon.engine.batch
 
     def check(self, **changed: object) -> tuple[int, bool]:
         known = {**vars(self.known), **changed}
@@ -97,8 +97,8 @@ def test_what_a_killed_daemon_left_is_started_with(killed: Made, folded: Made) -
 
 
 def test_what_a_stopped_daemon_left_is_started_with(killed: Made) -> None:
-    known = LockInfo(database=killed.known.database, batch=killed.last)
-    assert files.check(killed.closed, known) == (killed.last, False)
+    known = LockInfo(database=killed.known.database, batch=killed.stopped)
+    assert files.check(killed.closed, known) == (killed.stopped, False)
 
 
 def test_an_empty_directory_is_a_first_start(tmp_path: Path) -> None:
