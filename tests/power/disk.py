@@ -202,6 +202,7 @@ class Disk:
         self.armed = scratch / "armed"
         self.boots = 0
         self.before: dict[str, bytes] = {}
+        self.past: list[Record] = []  # of programs that have ended since then
 
     def power_on(self, fail: str = "", end: int | None = None, slow_ms: int = 0) -> dict[str, str]:
         """The environment for the program that is to run on it: a new boot of the machine. ``fail``, ``end``: as in
@@ -209,11 +210,9 @@ class Disk:
         each sync takes more."""
         self.boots += 1
         self.boot_id.write_text(f"00000000-0000-4000-8000-{self.boots:012d}\n")
-        self.log.unlink(missing_ok=True)
         self.armed.unlink(missing_ok=True)
-        self.before = self.contents()
-        environ = {"LD_PRELOAD": str(self.library), "POWER_DIR": str(self.directory), "POWER_LOG": str(self.log)}
-        environ["POWER_BOOT"] = str(self.boot_id)
+        self.before, self.past = self.contents(), []
+        environ = self.go_on()
         if fail:
             environ |= {"POWER_FAIL": fail, "POWER_ARM": str(self.armed)}
         if slow_ms:
@@ -221,6 +220,16 @@ class Disk:
         if end is not None:
             environ["POWER_END"] = str(end)
         return environ
+
+    def go_on(self) -> dict[str, str]:
+        """The environment for another program in the same boot, after ``settle``."""
+        self.log.unlink(missing_ok=True)
+        environ = {"LD_PRELOAD": str(self.library), "POWER_DIR": str(self.directory), "POWER_LOG": str(self.log)}
+        return {**environ, "POWER_BOOT": str(self.boot_id)}
+
+    def settle(self) -> None:
+        """The program has ended, and the power is on: what it has not synced is still to be lost."""
+        self.past = self._log_as_made()
 
     def arm(self) -> None:
         """From now on syncs fail, if any are to."""
@@ -238,7 +247,7 @@ class Disk:
     def cut(self, rng: random.Random, lucks: tuple[float, ...] = LUCKS) -> Cut:
         """Makes of the files what the disk holds after a power cut. The program must have been killed. ``lucks``: how
         likely the newest version of something survives that was not synced; one of them is taken."""
-        play = self._played()
+        play = Play(Names(self.before), self._log_as_made())
         luck = rng.choice(lucks)
         kept = play.names.after_cut(rng, luck)
         unsafe = {os.path.basename(name): file.unsafe_pages for name, file in kept.items()}
@@ -249,16 +258,14 @@ class Disk:
         """How many records the log has."""
         return len(records(self.log.read_bytes()))
 
-    def _played(self) -> Play:
-        """The log, played to its end. It is complete if it leads to what the program sees."""
-        log = records(self.log.read_bytes() if self.log.exists() else b"")
+    def _log_as_made(self) -> list[Record]:
+        """The log without what was not made any more. It is complete if it leads to what the program sees."""
+        log = self.past + records(self.log.read_bytes() if self.log.exists() else b"", after=self.past)
         found = self.contents()
-        play = Play(Names(self.before), log)
-        if play.seen() != found and not any(
-            Play(Names(self.before), other).seen() == found for other in unfinished(log)
-        ):
-            raise NotModelled(f"the log does not lead to what is in {self.directory}: {sorted(found)}")
-        return play
+        for made in (log, *unfinished(log)):
+            if Play(Names(self.before), made).seen() == found:
+                return made
+        raise NotModelled(f"the log does not lead to what is in {self.directory}: {sorted(found)}")
 
     def write(self, contents: dict[str, bytes]) -> None:
         """Makes these the files."""
@@ -277,15 +284,18 @@ class Disk:
 Record = tuple[str, int, int, bytes]  # as in shim.c: kind, handle, offset, payload
 
 
-def records(log: bytes) -> list[Record]:
-    """The log of the shim. The last record may be cut short: then its call was never made."""
+def records(log: bytes, after: list[Record] | None = None) -> list[Record]:
+    """The log of the shim, which comes after another one. The last record may be cut short: then its call was never
+    made."""
+    start, last_handle = len(after or ()), max((record[1] for record in after or ()), default=0)
     found: list[Record] = []
     at = 0
     while at + RECORD.size <= len(log):
         kind, handle, offset, length = RECORD.unpack_from(log, at)
         at += RECORD.size + length
+        offset += start if chr(kind) in "SF" else 0  # there it is the number of a record
         if at <= len(log):
-            found.append((chr(kind), handle, offset, log[at - length : at]))
+            found.append((chr(kind), handle + last_handle, offset, log[at - length : at]))
     return found
 
 

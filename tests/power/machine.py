@@ -39,12 +39,21 @@ class Machine:
 
     def start(self, fail: str = "", end: int | None = None, slow_ms: int = 0) -> bool:
         """Switches it on; whether the daemon listens. It ends before, by itself, only with ``end``, see shim.c."""
-        environ = {**self.home.environ, **self.disk.power_on(fail, end, slow_ms)}
+        return self._run(self.disk.power_on(fail, end, slow_ms), may_end=end is not None)
+
+    def start_again(self) -> None:
+        """Kills the daemon and starts another one, while the power stays on."""
+        self._kill()
+        self.disk.settle()
+        self._run(self.disk.go_on(), may_end=False)
+
+    def _run(self, environ: dict[str, str], *, may_end: bool) -> bool:
         doors = "--tcp", f"127.0.0.1:{self.tcp_port}", "--http", f"127.0.0.1:{self.http_port}"
         command = self.home.command("start", "--foreground", *doors, *self.options)
+        all_of_it = {**self.home.environ, **environ}
         with self.output.open("ab") as output:
             self._daemon = subprocess.Popen(
-                command, env=environ, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+                command, env=all_of_it, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
             )
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
@@ -53,7 +62,7 @@ class Machine:
                 self.tcp_port, self.http_port = (int(at.rpartition(":")[2]) for at in (holder.tcp, holder.http))
                 return True
             if self._daemon.poll() is not None:
-                assert end is not None and self._daemon.returncode == -signal.SIGKILL, self.said()
+                assert may_end and self._daemon.returncode == -signal.SIGKILL, self.said()
                 return False
             time.sleep(TRIES_S)
         raise AssertionError(f"the daemon does not listen: {self.said()}")
@@ -69,15 +78,18 @@ class Machine:
 
     def cut(self, rng: random.Random, lucks: tuple[float, ...] = LUCKS) -> Cut:
         """Ends the daemon and leaves on the disk what had to arrive there, and what happened to."""
-        assert self._daemon is not None
-        assert self._daemon.poll() in (None, 0, -signal.SIGKILL), f"the daemon has ended by itself: {self.said()}"
-        self._daemon.kill()
-        self._daemon.wait()
+        self._kill()
         self.home.socket.unlink(missing_ok=True)
         self.disk.save(self._saved)
         cut = self.disk.cut(rng, lucks)
         self._check_integrity()
         return cut
+
+    def _kill(self) -> None:
+        assert self._daemon is not None
+        assert self._daemon.poll() in (None, 0, -signal.SIGKILL), f"the daemon has ended by itself: {self.said()}"
+        self._daemon.kill()
+        self._daemon.wait()
 
     def database_changed_ns(self) -> int:
         """When something was written into the database itself."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -52,10 +52,7 @@ class World:
         self.machine.start(fail, slow_ms=self.rng.choice(SLOW_MS))
         steps = self.machine.disk.records_so_far()
         self.book.boot = self.machine.boot
-        for actor in self.far:
-            actor.come_back()
-        for actor in self.far:
-            actor.join()
+        self._return(self.far)
         speaker = self.machine.local("check")
         speaker.connect()
         self.book.run = self.book.run or speaker.join("main")
@@ -73,6 +70,25 @@ class World:
         speaker.close()
         assert not self.book.wrong, "\n".join(self.book.wrong)
         return steps
+
+    def kill_daemon(self) -> None:
+        """Another daemon takes over while the power stays on: all that was told is there, to local processes, too."""
+        self.machine.start_again()
+        for actor in self.busy:
+            actor.join()
+        self._return(self.busy)
+        speaker = self.machine.local("check")
+        speaker.connect()
+        Checks(self.book, speaker, self.rng).run()
+        speaker.close()
+        assert not self.book.wrong, "\n".join(self.book.wrong)
+
+    @staticmethod
+    def _return(actors: Sequence[Life]) -> None:
+        for actor in actors:
+            actor.come_back()
+        for actor in actors:
+            actor.join()
 
     def break_start(self, steps: int) -> None:
         """Switches it on, and the power fails at one of so many steps."""
@@ -101,7 +117,11 @@ class World:
 
     def work_until_grant(self) -> None:
         """Little load, until somebody was just given a hold: then only what that reply itself waits for is synced."""
-        self._go()
+        if self.busy:
+            for actor in self.busy:
+                actor.go()
+        else:
+            self._go()
         for actor in self.busy:
             actor.pause_s = 0.05
         time.sleep(self.rng.uniform(0, LONGEST_S))
@@ -120,7 +140,9 @@ class World:
         cut = self.machine.cut(self.rng, lucks)
         for actor in self.busy:
             actor.join()
-        self.busy = []
+        for actor in self.near:
+            actor.close()
+        self.near, self.busy = [], []
         self.book.lose_power()
         print(f"  boot {self.machine.boot}: {self.book.facts} facts; {cut}", flush=True)
         assert not self.book.wrong, "\n".join(self.book.wrong)
@@ -154,6 +176,18 @@ def test_the_power_fails_right_after_a_grant(world: World) -> None:
         fails = (f"~-wal:1:{world.rng.randint(1, 3)}", f"-wal:{world.rng.randint(1, 20)}:1")
         world.boot(world.rng.choice(("", "", "", *fails)))
         world.work_until_grant()
+        world.cut(lucks=(0.0, 0.5))
+    world.boot()
+
+
+def test_the_daemon_is_killed_and_then_the_power_fails(world: World) -> None:
+    """What was written and not synced survives the first, and may be lost with the second."""
+    for _ in range(CUTS):
+        world.boot()
+        world.work_until_grant()
+        world.kill_daemon()
+        if world.rng.random() < 0.7:
+            world.work_until_grant()
         world.cut(lucks=(0.0, 0.5))
     world.boot()
 

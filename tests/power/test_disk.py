@@ -28,7 +28,7 @@ def run(disk: Disk) -> Run:
     """Runs lines of Python on the disk: `fd` is the open file `data`, `directory` its directory, `at(page, letter)`
     writes a page."""
 
-    def run(*lines: str, fail: str = "", end: int | None = None, slow_ms: int = 0) -> None:
+    def run(*lines: str, fail: str = "", end: int | None = None, slow_ms: int = 0, goes_on: bool = False) -> None:
         where = str(disk.directory)
         program = [
             "import os, sqlite3, errno",
@@ -39,7 +39,8 @@ def run(disk: Disk) -> Run:
             *lines,
             "os.kill(os.getpid(), 9)",
         ]
-        environ = {**disk.power_on(fail, end, slow_ms), "LOG": str(disk.log)}
+        environ = disk.go_on() if goes_on else disk.power_on(fail, end, slow_ms)
+        environ["LOG"] = str(disk.log)
         answer = subprocess.run([sys.executable, "-c", "\n".join(program)], env=environ, capture_output=True, text=True)
         assert answer.returncode == -9, answer.stderr
 
@@ -171,6 +172,17 @@ def test_the_boot_id_is_another_after_each_power_on(disk: Disk, run: Run) -> Non
     first = (disk.directory / "data").read_text()
     run(line)
     assert first.count("-") == 4 and (disk.directory / "data").read_text() not in ("", first)
+
+
+def test_what_a_program_did_not_sync_is_lost_after_its_end_too(disk: Disk, run: Run) -> None:
+    run(*SAFE, "at(0, 'x'); at(1, 'y')")
+    disk.settle()
+    run("at(1, 'z')", "os.fsync(fd)", goes_on=True)
+    assert cuts(disk) == {"xz"}
+    run(*SAFE, "at(0, 'x'); at(1, 'y')")
+    disk.settle()
+    run("at(1, 'z')", goes_on=True)
+    assert cuts(disk) == {"ab", "ay", "az", "xb", "xy", "xz"}
 
 
 def test_a_slow_sync_covers_what_was_written_before_it_began(disk: Disk, run: Run) -> None:
