@@ -75,11 +75,16 @@ def connect(*, deadline: float) -> socket.socket:
             "run `runstated start`"
         )
     if presence.is_marked_stopped(target.stopped):
-        raise unavailable(STOPPED_MESSAGE)
+        raise unavailable(stopped_message(target))
     return start(target, deadline=deadline, heed_marker=True)
 
 
-STOPPED_MESSAGE = "runstated was stopped with `runstated stop`; run `runstated start`"
+def stopped_message(target: Target) -> str:
+    """Why no daemon is started, and what to do."""
+    why = presence.why_stopped(target.stopped)
+    if why:
+        return f"runstated is not started: {why}; then run `runstated start`"
+    return "runstated was stopped with `runstated stop`; run `runstated start`"
 
 
 def unavailable(message: str) -> errors.UnavailableError:
@@ -182,7 +187,7 @@ def start_locked(target: Target, lock: SpawnLock, *, deadline: float, heed_marke
         if connected is not None:
             return connected
         if heed_marker and presence.is_marked_stopped(target.stopped):
-            raise unavailable(STOPPED_MESSAGE)
+            raise unavailable(stopped_message(target))
         # Whoever is about to spawn holds the lock; a holder of the *daemon's* lock is starting or ending by itself,
         # or its socket was taken away: then it should look now.
         is_ours, holder = lock.try_take(), holder_of(target)

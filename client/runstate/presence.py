@@ -155,9 +155,18 @@ def _boot_id_of_macos() -> str:
         return ""
 
 
-def mark_stopped(path: Path) -> None:
-    """Leave the marker: no client starts the daemon again until `runstated start` or a reboot."""
-    path.write_text(json.dumps({"boot": boot_id(), "stopped": time.time()}) + "\n")
+def mark_stopped(path: Path, why: str = "") -> None:
+    """Leave the marker: no client starts the daemon again until `runstated start` or a reboot. ``why``: if it was not
+    `runstated stop`."""
+    path.write_text(json.dumps({"boot": boot_id(), "stopped": time.time(), "why": why}) + "\n")
+
+
+def why_stopped(path: Path) -> str:
+    """What a marker says beside that the daemon was stopped; "" for `runstated stop`."""
+    try:
+        return str(json.loads(path.read_text())["why"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return ""
 
 
 def unmark_stopped(path: Path) -> None:

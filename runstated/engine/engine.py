@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import sqlite3
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
@@ -28,6 +27,7 @@ from runstated.engine import faults, outbox, tickets
 from runstated.engine.arrivals import Arrivals
 from runstated.engine.cache import Cache
 from runstated.engine.entries import Acked, Ask, Cancelled, Entry, Nested, Tick
+from runstated.engine.faultlog import FaultLog
 from runstated.engine.keyring import Keyring
 from runstated.engine.outbox import Nobody, Outbox
 from runstated.engine.pressure import Pressure
@@ -51,7 +51,6 @@ EPOCH = "epoch"  # counter of the daemon's starts: the upper part of every arriv
 EPOCH_BITS = 40
 SYNC_AFTER_S = 1.0  # what is written is on disk after this at the latest
 OVERSLEPT_MS = 1_000  # a commit longer than this is time in which no beat was heard
-EXIT_SOFTWARE = 70  # as in sysexits.h
 Overview = Callable[[wire.StatusView, str, int], wire.StatusView]
 
 
@@ -71,6 +70,8 @@ class Engine:
         self._turns = Turns(self.spaces, clock, self._fetch)
         self._retention = Retention(self.spaces, store.look)
         self._trouble = Trouble(clock)
+        self._faults = FaultLog(store.path.parent, clock.wall_ms())
+        self._turns.skip(self._faults.doings)
         self._cache = Cache()
         self._arrivals = Arrivals(self.pressure)
         self._upkeep = Upkeep(store, self._spawn)
@@ -94,6 +95,11 @@ class Engine:
     def keeps_for(self) -> dict[str, int]:
         """Callers whose replies go early, after how many milliseconds."""
         return self._retention.keeps_for
+
+    @property
+    def told_trouble(self) -> str | None:
+        """The same for people, who are also told what of the daemon's own is skipped after a fault."""
+        return self.trouble or self._faults.told
 
     @property
     def batch(self) -> int:
@@ -249,7 +255,8 @@ class Engine:
         try:
             done = self._turns.run(entries)
         except faults.Fault as fault:
-            _leave(fault)
+            self._faults.record(fault, self.clock.wall_ms())
+            faults.leave(fault)
         self._tick_wanted |= self._arrivals.was_run(entries, done)
         if self.trouble is not None:
             self._say_in_trouble()
@@ -346,7 +353,7 @@ class Engine:
     def _failed(self, batch: Batch, failed: CommitFailed) -> None:
         """What the turn has to say is held until all that is owed is written."""
         if not is_trouble(failed.cause):
-            _leave(failed)
+            faults.leave(failed)
         self._trouble.owe(batch)
         self._trouble.begin(failed.cause)
         self._turns.pause()
@@ -378,7 +385,7 @@ class Engine:
         except (CommitFailed, sqlite3.Error) as failed:
             cause = failed.cause if isinstance(failed, CommitFailed) else failed
             if not is_trouble(cause):
-                _leave(failed)
+                faults.leave(failed)
             self._trouble.begin(cause)
             self._is_busy = False
             self._retry_later(self._trouble.next_retry_s())
@@ -487,12 +494,4 @@ class Engine:
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
-            _leave(task.exception())
-
-
-def _leave(fault: BaseException | None) -> None:
-    """A daemon whose engine has failed in the middle of a change would answer wrongly. All that was acknowledged is on
-    disk, and its clients start another one."""
-    log.critical("the engine has failed; leaving", exc_info=fault)
-    logging.shutdown()
-    os._exit(EXIT_SOFTWARE)
+            faults.leave(task.exception())

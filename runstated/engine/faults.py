@@ -8,6 +8,7 @@ of the turn is committed, and the process ends.
 from __future__ import annotations
 
 import logging
+import os
 import sqlite3
 
 from runstate import wire
@@ -16,14 +17,22 @@ from runstated.store.errors import is_damage, is_trouble
 
 log = logging.getLogger(__name__)
 
+EXIT_SOFTWARE = 70  # as in sysexits.h
+
 
 class Fault(Exception):
-    """We failed in the middle of a change. ``verb`` and ``fingerprint`` tell of which request, ``session`` and ``own``
-    which step of our own."""
+    """We failed in the middle of a change. ``doing``: a request, as its verb and fingerprint, or a step of our own."""
 
     def __init__(self, doing: str, cause: BaseException) -> None:
         super().__init__(f"{doing}: {type(cause).__name__}: {cause}")
         self.doing = doing
+        self.why = f"{type(cause).__name__}: {cause}"
+
+
+class FailedBefore(Refusal):
+    """The request made us fail in the middle of a change, and is not run again for an hour."""
+
+    code = "INTERNAL"
 
 
 def reply(fault: Exception, *, doing: str = "read") -> wire.Error:
@@ -60,3 +69,11 @@ def encode(message: wire.Reply | wire.Push) -> bytes:
         log.error("a %s cannot be encoded", type(message).__name__, exc_info=fault)
         told = f"the daemon cannot encode its answer ({type(fault).__name__}); see its log"
         return wire.encode(wire.Error(code="INTERNAL", message=told))
+
+
+def leave(fault: BaseException | None) -> None:
+    """A daemon whose engine has failed in the middle of a change would answer wrongly. All that was acknowledged is on
+    disk, and its clients start another one."""
+    log.critical("the engine has failed; leaving", exc_info=fault)
+    logging.shutdown()
+    os._exit(EXIT_SOFTWARE)

@@ -3,7 +3,7 @@ served by age, up to the first that stays."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -40,17 +40,21 @@ class Server:
         self._fetch = fetch
         self._is_live_key = is_live_key
         self.listings: list[Asked] = []  # answers that need many rows
+        self.failed: Mapping[str, str] = {}  # what is not run, see faultlog.py
 
     # ------------------------------------------------------------------ verbs
 
-    def guarded(self, core: Core, key: CallKey | None, work: Callable[[], object]) -> None:
-        """Runs ``work``; a refusal, or a fault that comes before any change, is the answer to ``key``. Raises Fault."""
+    def guarded(self, core: Core, key: CallKey | None, work: Callable[[], object], *, step: str = "") -> None:
+        """Runs ``work``; a refusal, or a fault that comes before any change, is the answer to ``key``. ``step``: what
+        the daemon does by itself, and for what; one that has failed before is skipped. Raises Fault."""
+        if step and f"step {step}" in self.failed:
+            return
         noted, woken = core.noted, len(core.woken)
         try:
             work()
         except Exception as fault:
             if core.noted != noted:
-                raise faults.Fault(_doing(core, key), fault) from fault
+                raise faults.Fault(f"step {step}" if step else _doing(core, key), fault) from fault
             del core.woken[woken:]
             if key is None:
                 faults.reply(fault)  # said in the log
@@ -78,6 +82,8 @@ class Server:
     def answer_of(self, core: Core, request: wire.Request[Any]) -> nouns.Answer:
         """What the verb says. Raises its refusals, and Forbidden when the caller's key does not allow the verb."""
         kind = type(request)
+        if self.failed and _doing(core, (core.caller.session, core.caller.request_id)) in self.failed:
+            raise faults.FailedBefore(f"the daemon failed at this request before; see its log ({_tag(request)})")
         if not self._is_live_key(core.caller.access.key):
             raise keys.KeyRevoked(f"the key {core.caller.access.key} was revoked")
         if kind.permission:
@@ -241,7 +247,7 @@ class Server:
         if not (overtaken or lines.suspects):
             return False
         if not overtaken:
-            self.guarded(core, None, lambda: self._look_at_suspects(core))
+            self.guarded(core, None, lambda: self._look_at_suspects(core), step="deadlocks")
         for call in sorted(overtaken, key=lambda call: call.place):
             if not call.away and lines.calls.get(call.key) is call:
                 self.guarded(core, call.key, lambda call=call: self._again(core, call))  # type: ignore[misc]
@@ -283,5 +289,9 @@ class Server:
 def _doing(core: Core, key: CallKey | None) -> str:
     request = core.caller.request
     if key is None or request is None:
-        return "a step of the daemon's own"
-    return f"{request.__struct_config__.tag} {replies.fingerprint(key, request)}"
+        return "step of the daemon's own"
+    return f"{_tag(request)} {replies.fingerprint(key, request)}"
+
+
+def _tag(request: wire.Request[Any]) -> str:
+    return str(request.__struct_config__.tag)

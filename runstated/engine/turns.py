@@ -9,8 +9,9 @@ not committed, and the process ends.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter_ns
 
 import msgspec
@@ -67,6 +68,10 @@ class Turns:
             if perf_counter_ns() > ends:
                 return done
         return len(entries)
+
+    def skip(self, failed: Mapping[str, str]) -> None:
+        """What has failed in an earlier life is not run."""
+        self._server.failed = failed
 
     def take_batch(self) -> Batch:
         """What is to be written before anything is said."""
@@ -163,13 +168,15 @@ class Turns:
         elif isinstance(entry, Opened):
             core = self._begin(entry.row.space)
             key = (entry.row.session, entry.request_id)
-            self._server.guarded(core, key, lambda: self._opened(core, entry))
+            step = f"hello of {entry.row.session}"
+            self._server.guarded(core, key, lambda: self._opened(core, entry), step=step)
         elif isinstance(entry, Ended | Away | Cancelled | Nested | Acked):
             space = self.spaces.space_of.get(entry.session)
             if space is None:
                 return  # it has ended before
             core = self._begin(space)
-            self._server.guarded(core, None, lambda: self._own(core, entry))
+            step = f"{type(entry).__name__.lower()} of {entry.session}"
+            self._server.guarded(core, None, lambda: self._own(core, entry), step=step)
         else:
             self._tick()
             return
@@ -288,17 +295,17 @@ class Turns:
                 core.holds.spare(woke_ms)
             self._begin(core.space)
             for lease in core.holds.lapsed(core.lease_ms):
-                self._server.guarded(core, None, lambda core=core, lease=lease: sessions.lapse(core, lease))  # type: ignore[misc]
+                self._server.guarded(core, None, partial(sessions.lapse, core, lease), step=f"lapse of {lease.token}")
             for call in core.lines.late(core.lease_ms):
-                self._server.guarded(core, call.key, lambda core=core, call=call: self._server.late(core, call))  # type: ignore[misc]
+                self._server.guarded(core, call.key, partial(self._server.late, core, call))
             limits.look_at_clock(core)
             if core.take_due():
                 for tick in nouns.TICKS:
-                    self._server.guarded(core, None, lambda core=core, tick=tick: _tick_noun(core, tick))  # type: ignore[misc]
+                    self._server.guarded(core, None, partial(_tick_noun, core, tick), step=f"tick of {tick.__module__}")
             self._finish(core)
         if self.retention is not None:
             retention, core = self.retention, self._begin(keys.SPACE)
-            self._server.guarded(core, None, lambda: retention.tick(core.now_ms))
+            self._server.guarded(core, None, lambda: retention.tick(core.now_ms), step="retention")
             self._arm_retention()
 
     def tidy(self, retention: Retention) -> None:

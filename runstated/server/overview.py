@@ -51,7 +51,7 @@ class Overview:
             database_bytes=store.database_bytes(),
             wal_bytes=store.wal_bytes(),
             sessions=len(self._sessions),
-            trouble=self._engine.trouble,
+            trouble=self._engine.told_trouble,
             inherited=self._inherited,
         )
 
