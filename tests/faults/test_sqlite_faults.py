@@ -132,6 +132,11 @@ def story(h: Faulty) -> list[Any]:
     jobs.append(ask(a, wire.QueuesSend(run=below, queue="q", key="below", input="1", attempts=2)).job)
     both = ask(a, wire.QueuesSendMany(run=run, queue="unused", attempts=1, members=(wire.NewJob(key="1", input="1"),)))
     said.append(ask(a, wire.QueuesResult(job=both.jobs[0], wait_ms=0)).state)
+    members = tuple(wire.NewJob(key=key, input="1") for key in "12")
+    ask(a, wire.QueuesSendMany(run=run, queue="ahead", attempts=1, members=members))
+    taken = ask(c, wire.QueuesAdmit(queues=(wire.AdmitFrom(run=run, queue="ahead", ahead=1),))).jobs
+    said.append(ask(c, wire.QueuesStarted(tokens=tuple(grant.token for grant in taken if grant.ahead))))
+    said.append([ask(c, wire.QueuesComplete(job=each.job, token=each.token, result="1")).state for each in taken])
     results = [start(a, wire.QueuesResult(job=job)) for job in jobs]
     admit = wire.QueuesAdmit(queues=(wire.AdmitFrom(run=run, queue="q", places=4),))
     one, two, three, four = ask(c, admit).jobs

@@ -234,6 +234,7 @@ def test_a_connection_that_is_of_no_use_is_opened_anew_until_that_works(
         async with life(tmp_path / "db") as it:
             await it.session("a")
             run = await it.run_id()
+            await on_disk(it, "SELECT 1")  # what is read at the start has been
             faulty["before"] = fault = Fault(lambda sql: sql in ("COMMIT", "ROLLBACK") or "busy_timeout" in sql, 7)
             key = it.submit("a", wire.OnceAcquire(run=run, key="k"))
             await until(lambda: fault.failed == 7)
