@@ -11,7 +11,7 @@ from runstated.domain.holds import LEASES
 from runstated.domain.numbers import Numbers
 from runstated.domain.runs import RUNS
 from runstated.domain.sessions import SESSIONS
-from runstated.domain.tables import Row, Table
+from runstated.domain.tables import Table
 from runstated.domain.waits import Opening
 from runstated.store.batch import Batch
 from runstated.store.database import Database
@@ -64,10 +64,7 @@ class Spaces:
         """Fills the spaces with what is live on disk. Every lease gets its full length."""
         self.numbers.last = database.numbers()
         self.numbers.oldest_event = database.oldest_event()
-        for table in nouns.TABLES:
-            if not table.appended:
-                for row in database.load(table):
-                    self._load_row(table, row)
+        self._load_tables(database)
         for core in self:
             for lease in core.live(LEASES).values():
                 core.holds.add(lease, self.began.lease_ms)
@@ -80,19 +77,22 @@ class Spaces:
             core.noted = 0
             core.due(core.now_ms)  # the nouns' ticks say when they want to be called
 
-    def _load_row(self, table: Table[Any], row: Row) -> None:
-        thing = table.made(row)
-        if table is keys.KEYS:
-            self.of(keys.SPACE).keep(table, thing)
-            return
-        if table.run is None:
-            self.of(thing.space).keep(table, thing)
-            return
-        run = getattr(thing, table.run)
-        for core in self.cores.values():
-            if run in core.live(RUNS):
-                core.keep(table, thing)
-                return
+    def _load_tables(self, database: Database) -> None:
+        """What belongs to a run that is over stays on disk."""
+        of_run: dict[str, Core] = {}
+        for table in nouns.TABLES:
+            if table.appended:
+                continue
+            if table.run is not None and not of_run:
+                of_run = {run: core for core in self for run in core.live(RUNS)}
+            for row in database.load(table):
+                thing = table.made(row)
+                core = of_run.get(getattr(thing, table.run)) if table.run is not None else self._space_of(table, thing)
+                if core is not None:
+                    core.keep(table, thing)
+
+    def _space_of(self, table: Table[Any], thing: Any) -> Core:
+        return self.of(keys.SPACE if table is keys.KEYS else thing.space)
 
     def _load_run(self, database: Database, core: Core, name: str) -> None:
         """A run that is over stays in memory, as do those above it, while something is held in it."""

@@ -2,11 +2,15 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from pathlib import Path
 
 import pytest
 
 from runstate import wire
+from runstated.domain.runs import RUNS
 from runstated.engine import retention
+from runstated.engine.entries import Tick
+from tests.engines import life, play
 from tests.harness import Client, Harness, check_resources, nothing
 
 DAY_MS = 24 * 3_600_000
@@ -118,6 +122,43 @@ def test_what_is_held_in_an_ended_run_outlives_its_rows(h: Harness, a: Client, r
     a.refused("SCOPE_CANCELLED", wire.OnceAcquire(run=run, key="held"))
 
 
+def test_a_run_stays_on_disk_as_long_as_something_is_held_below_it(
+    h: Harness, a: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "RUN_KEPT_MS", 0)
+    top = a.ask(wire.RunsJoin(name="job")).run
+    middle = a.ask(wire.RunsChild(parent=top, owned=False)).run
+    below = a.ask(wire.RunsChild(parent=middle, owned=False)).run
+    beside = a.ask(wire.RunsChild(parent=top, owned=False)).run
+    token = a.ask(wire.OnceAcquire(run=below, key="k", lease_ms=wire.LEASE_MS_MAX)).token
+    last = a.ask(wire.RunsChild(parent=top, owned=False)).run
+    for run in (middle, beside, last):
+        a.ask(wire.RunsEnd(run=run, state="stopped"))
+        for _ in range(3):
+            h.pass_ms(retention.KEPT_MS // 3 + SOON_MS)
+            assert a.beat(token) == [True]
+    assert h.rows("SELECT run, tidied FROM runs ORDER BY run") == [(top, 0), (middle, 1), (below, 1), (last, 1)]
+    h.check()
+    h.start()
+    assert set(h.core().live(RUNS)) == {top, middle, below}
+
+
+def test_an_old_run_in_which_something_is_held_holds_up_only_itself(
+    h: Harness, a: Client, run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "RUN_KEPT_MS", 0)
+    tokens = [token for (token,) in h.rows("SELECT token FROM leases")]
+    others = [a.ask(wire.RunsJoin(name=name)).run for name in ("second", "third")]
+    for other in others:
+        h.pass_ms(SOON_MS)
+        a.ask(wire.RunsEnd(run=other, state="finished"))
+    h.pass_ms(retention.KEPT_MS - 3 * SOON_MS)
+    a.beat(*tokens)
+    monkeypatch.setattr(retention, "ROWS_IN_ONE_STEP", 1)
+    h.pass_ms(5 * SOON_MS)
+    assert h.rows("SELECT run FROM runs ORDER BY run") == [(run,), (others[1],)]
+
+
 def test_old_events_go_by_their_number_in_steps(h: Harness) -> None:
     newest = retention.EVENTS_KEPT + 2 * retention.EVENTS_IN_ONE_STEP + 7
     h.connection.execute(
@@ -173,6 +214,15 @@ def test_old_events_go_by_their_age_also_in_a_quiet_daemon(h: Harness, a: Client
     assert a.ask(wire.EventsRead(run=run)).events == ()
 
 
+def test_the_first_event_that_is_kept_may_be_one_of_the_same_turn(h: Harness, a: Client) -> None:
+    a.ask(wire.RunsJoin(name="old"))
+    h.clock.pass_ms(retention.EVENTS_KEPT_MS)
+    request = a.request(wire.RunsJoin(name="new"))
+    h.run(a.entry(request), Tick())
+    ((first,),) = h.rows("SELECT event FROM events")
+    assert h.spaces.numbers.oldest_event == first == 2
+
+
 def test_nothing_to_tidy_is_never_due(h: Harness) -> None:
     h.pass_ms(retention.LOOK_EACH_MS)  # the start of a new database has written something
     assert h.retention.due_ms is None
@@ -193,6 +243,23 @@ def test_a_look_that_fails_has_changed_nothing_and_is_made_again(h: Harness, a: 
     assert left(h) == (2, 1, 1)
     h.pass_ms(retention.LOOK_EACH_MS + SOON_MS)
     assert left(h) == (0, 0, 1)
+
+
+def test_the_engine_tidies_its_file(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with life(tmp_path / "db") as it:
+            await it.session("a")
+            run = (await it.ask("a", wire.RunsJoin(name="job"))).run
+            await it.ask("a", wire.QueuesSend(run=run, queue="q", key="1", input="1", attempts=3))
+            await it.ask("a", wire.RunsEnd(run=run, state="finished"))
+            await it.pass_ms(retention.KEPT_MS - 1)
+            assert it.engine.store.database.connection.execute("SELECT count(*) FROM jobs").fetchone() == (1,)
+            await it.pass_ms(1)
+            assert it.engine.store.database.connection.execute("SELECT count(*) FROM jobs").fetchone() == (0,)
+            tidied = "SELECT tidied FROM runs"
+            assert it.engine.store.database.connection.execute(tidied).fetchone() == (1,)
+
+    play(story())
 
 
 # ------------------------------------------------------------------ money
