@@ -75,7 +75,7 @@ PROVED: tuple[Callable[[Held], wire.Request[Any]], ...] = (
     lambda held: wire.BudgetsRelease(reservation=held.money.reservation, secret=held.money.secret),
     lambda held: wire.BudgetsRelease(reservation=held.job.reservations[0], secret=held.job.secret),
 )
-OF_THE_SESSION_ONLY = {wire.Beat}  # no secret helps: see test_a_beat_renews_what_its_session_holds
+OF_THE_SESSION_ONLY = {wire.Beat, wire.QueuesStarted}  # no secret helps: see the tests of these two
 
 
 def state(h: Harness) -> list[Any]:
@@ -138,6 +138,18 @@ def test_a_session_that_tries_all_small_numbers_ends_nobodys_hold(h: Harness, a:
 
 def test_a_beat_renews_what_its_session_holds(h: Harness, a: Client, b: Client, held: Held) -> None:
     assert (b.beat(held.key.token), a.beat(held.key.token)) == ([False], [True])
+
+
+def test_a_job_that_was_taken_ahead_is_begun_by_its_session(h: Harness, a: Client, b: Client, held: Held) -> None:
+    for key in "23":
+        a.ask(wire.QueuesSend(run=held.run, queue="plain", key=key, input="1", attempts=3))
+    admit = wire.QueuesAdmit(queues=(wire.AdmitFrom(run=held.run, queue="plain", ahead=1),))
+    jobs = {job.ahead: job for job in a.ask(admit).jobs}
+    begin, before = wire.QueuesStarted(tokens=(jobs[True].token,)), state(h)
+    assert b.ask(begin) == h.session("c", space="other").ask(begin) == wire.Ok()
+    assert state(h) == before
+    a.ask(begin)
+    assert state(h) != before
 
 
 def test_the_session_is_the_same_after_it_came_back_and_after_a_restart(h: Harness, a: Client, held: Held) -> None:

@@ -209,6 +209,7 @@ TABLE: tuple[Make, ...] = (
     ),
     lambda t: wire.QueuesResult(job=t.job, within=(t.token,)),
     lambda t: wire.QueuesAdmit(queues=(wire.AdmitFrom(run=t.run, queue=t.queue),)),
+    lambda t: wire.QueuesStarted(tokens=(t.token, t.slots, t.delivery)),
     lambda t: wire.QueuesComplete(job=t.job, token=t.delivery, result="1", costs={t.reservation: 5}),
     lambda t: wire.QueuesFail(job=t.job, token=t.delivery, error="E"),
     lambda t: wire.LimitsDeclare(limit=t.limit),
@@ -257,7 +258,15 @@ NUMBERS |= {
 }
 NUMBERS |= {
     (kind, token)
-    for kind in (wire.Nested, wire.OnceAcquire, wire.OnceGet, wire.QueuesResult, wire.LimitsTake, wire.SlotsAcquire)
+    for kind in (
+        wire.QueuesStarted,
+        wire.Nested,
+        wire.OnceAcquire,
+        wire.OnceGet,
+        wire.QueuesResult,
+        wire.LimitsTake,
+        wire.SlotsAcquire,
+    )
     for token in ("token", "slots", "delivery")
 }
 
