@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from runstate import wire
 from runstated.domain import ahead, budgets, jobs, leases, needs, payloads, runs
@@ -146,7 +147,7 @@ def result(core: Core, request: wire.QueuesResult) -> wire.JobView | Parked:
     if job is None:
         raise NotFound(f"job {request.job} not found")
     runs.get(core, job.run)
-    view = _seen(core, job)
+    view = _seen(job, core)
     if view.state not in jobs.WAITING:
         return view
     if request.within:  # the caller may be what its holder does before
@@ -155,8 +156,8 @@ def result(core: Core, request: wire.QueuesResult) -> wire.JobView | Parked:
     return Parked(
         lines=(),
         signals=(jobs.signal(job), runs.signal(job.run), *lacks),
-        late=lambda core: _seen(core, job),
-        over=lambda core: jobs.cut_off(job),
+        late=partial(_seen, job),
+        over=partial(_cut_off, job),
     )
 
 
@@ -277,7 +278,11 @@ def do_declare(core: Core, queue: Queue) -> None:
         core.put(QUEUES, queue)
 
 
-def _seen(core: Core, job: Job) -> wire.JobView:
+def _cut_off(job: Job, core: Core) -> wire.JobView:
+    return jobs.cut_off(job)
+
+
+def _seen(job: Job, core: Core) -> wire.JobView:
     return jobs.seen(job, runs.get(core, job.run), core.now_ms)
 
 

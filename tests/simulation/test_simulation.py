@@ -427,7 +427,7 @@ class World:
         self.keeper.ask(wire.RunsEnd(run=self.root, state="finished"))
         self.settle()
         assert not [program for program in self.programs if program.waiting is not None]
-        assert not self.h.memory.calls
+        assert not self.h.core().lines.calls
         assert self.h.value("SELECT count(*) FROM leases") == 0
         assert self.h.rows("SELECT reserved_minor FROM budgets") == [(0,)]
 

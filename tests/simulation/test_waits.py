@@ -20,9 +20,11 @@ from typing import Any
 import pytest
 
 from runstate import wire
+from runstated.domain import nouns
 from runstated.engine import circles
 from runstated.engine.circles import MAY_STICK, REACT_MS
-from runstated.engine.entries import Executor, Nested
+from runstated.engine.entries import Nested
+from runstated.engine.turns import Turns
 from tests.harness import Client, Harness, Request
 
 SEEDS = (*range(5), 26, 28, 32, 50)  # the latter fail where lines, changes of needs or time-outs are not looked at
@@ -139,7 +141,7 @@ class World:
 
     def ask(self, flow: Flow, request: wire.Request[Any]) -> None:
         self.log.append(f"{flow.client.name}: {request}")
-        before = Copy(self) if isinstance(request, MAY_STICK) and self.h.memory._inside else None
+        before = Copy(self) if isinstance(request, MAY_STICK) and self.h.core().lines._inside else None
         flow.waiting = flow.client.submit(request)
         reply = flow.waiting.reply
         if before is not None and isinstance(reply, wire.Error) and reply.code == "DEADLOCK":
@@ -260,8 +262,9 @@ class Copy(World):
         world.h.connection.backup(h.connection)
         locks = {id(value): threading.Lock() for value in vars(world.h.clock).values() if hasattr(value, "acquire")}
         h.clock = copy.deepcopy(world.h.clock, dict(locks))
-        h.memory = copy.deepcopy(world.h.memory)
-        h.executor = Executor(h.memory, h.clock, "test")
+        h.start()
+        h.spaces = copy.deepcopy(world.h.spaces, {id(table): table for table in nouns.TABLES})
+        h.turns = Turns(h.spaces, h.clock, h.fetch)
         h._tickets = world.h._tickets
         for name, client in world.h.clients.items():
             h.clients[name] = Client(h, name, client.access)
