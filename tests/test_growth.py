@@ -20,33 +20,37 @@ FILL = (
     "INSERT INTO runs (run, space, name, parent, path, state, owner, created_ms, ended_ms, tidied, is_group)"
     " SELECT 'g' || i, 'default', NULL, :run, :path || 'g' || i || '/', 'stopped', 's', 1, 1700000000000, i % 2, 1"
     " FROM n",
-    "INSERT INTO runs (run, space, name, path, state, owner, created_ms)"
-    " SELECT 'a' || i, 'default', 'a' || i, '/a' || i || '/', 'active', NULL, 1 FROM n",
-    "INSERT INTO sessions (session, space, worker, process, pid, command, opened_ms)"
-    " SELECT 's' || i, 'default', 'w', '', i, 'c', 1 FROM n",
-    "INSERT INTO leases (token, kind, subject, run, session, request, length_ms, granted_ms)"
-    " SELECT 1000000 + i, 'once', 'k' || i, 'a' || i, 's' || i, 1, 600000, 1 FROM n",
-    "INSERT INTO once_keys (run, key, state) SELECT 'a' || i, 'k' || i, 'held' FROM n",
-    "INSERT INTO once_keys (run, key, state) SELECT :run, 'open' || i, 'open' FROM n",
-    "INSERT INTO needs (needs, wants) SELECT 1000000 + i, '{\"slots\": [[\"p' || i || '\", 1]]}' FROM n",
+    "INSERT INTO runs (run, space, name, path, state, owner, created_ms, tidied, is_group)"
+    " SELECT 'a' || i, 'default', 'a' || i, '/a' || i || '/', 'active', NULL, 1, 0, 0 FROM n",
+    "INSERT INTO sessions (session, space, worker, process, pid, command, key, transport, opened_ms)"
+    " SELECT 's' || i, 'default', 'w', '', i, 'c', '', 'unix', 1 FROM n",
+    "INSERT INTO leases (token, space, kind, subject, run, session, request, length_ms, granted_ms, units, needs,"
+    " fingerprint, proof)"
+    " SELECT 1000000 + i, 'default', 'once', 'k' || i, 'a' || i, 's' || i, 1, 600000, 1, 0, 0, 'f', '' FROM n",
+    "INSERT INTO once_keys (run, key, state, failures, takeovers) SELECT :run, 'open' || i, 'open', 1, 0 FROM n",
+    "INSERT INTO once_keys (run, key, state, failures, takeovers, result)"
+    " SELECT :run, 'done' || i, 'done', 0, 0, '1' FROM n",
     "INSERT INTO queues (space, queue, attempts, needs) SELECT 'default', 'other' || i, 3, 0 FROM n",
-    "INSERT INTO jobs (job, space, queue, run, key, state, needs, age, input, result, created_ms, ended_ms)"
-    " SELECT 'o' || i, 'default', 'q', :run, 'o' || i, 'succeeded', 1000000 + i, i, '1', '1', 1, 1700000000000 FROM n",
-    "INSERT INTO job_counts (run, queue, state, jobs) SELECT :run, 'q', 'succeeded', max(i) FROM n",
-    "INSERT INTO jobs (job, space, queue, run, key, state, age, input, created_ms)"
-    " SELECT 'e' || i, 'default', 'q', 'g' || i, 'e' || i, 'ready', i, '1', 1 FROM n",
-    "INSERT INTO job_counts (run, queue, state, jobs) SELECT 'g' || i, 'q', 'ready', 1 FROM n",
+    "INSERT INTO jobs (job, space, queue, run, key, state, attempt, needs, age, input, result, created_ms, ended_ms,"
+    " finish) SELECT 'j' || (5000000 + i) || '-test', 'default', 'q', :run, 'o' || i, 'succeeded', 1, 0, i, '1', '1', 1,"
+    " 1700000000000, i FROM n",
+    "INSERT INTO job_counts (run, queue, state, jobs, finish) SELECT :run, 'q', 'succeeded', max(i), max(i) FROM n",
+    "INSERT INTO jobs (job, space, queue, run, key, state, attempt, needs, age, input, created_ms)"
+    " SELECT 'j' || (6000000 + i) || '-test', 'default', 'q', 'g' || i, 'e' || i, 'ready', 0, 0, i, '1', 1 FROM n",
+    "INSERT INTO job_counts (run, queue, state, jobs, finish) SELECT 'g' || i, 'q', 'ready', 1, 0 FROM n",
     "INSERT INTO limits (id, space, name, max, per_seconds, window_ms, used)"
     " SELECT 'l' || i, 'default', 'l' || i, 10, 86400, 1699920000000, 1 FROM n",
     "INSERT INTO pools (id, space, name, max) SELECT 'p' || i, 'default', 'p' || i, 10 FROM n",
-    "INSERT INTO budgets (id, space, name, currency, scale, limit_minor)"
-    " SELECT 'm' || i, 'default', 'm' || i, 'USD', 2, 1000 FROM n",
-    "INSERT INTO reservations (reservation, budget, run, token, state, left_minor, settle_by_ms)"
-    " SELECT 'b' || i, 'm' || i, :run, i, 'settled', 0, i FROM n",
-    "INSERT INTO timers (run, name, fire_ms, fired) SELECT 'a' || i, 't' || i, 4000000000000, 0 FROM n",
-    "INSERT INTO events (event, run, type, at_ms, data) SELECT 1000000 + i, 'a' || i, 't', 1700000000000, '{}' FROM n",
-    "INSERT INTO replies (session, request, fingerprint, reply, until_ms)"
-    " SELECT 's' || i, i, '', '', 4000000000000 FROM n",
+    "INSERT INTO budgets (id, space, name, currency, scale, limit_minor, spent_minor, reserved_minor)"
+    " SELECT 'm' || i, 'default', 'm' || i, 'USD', 2, 1000, 0, 0 FROM n",
+    "INSERT INTO reservations (reservation, space, budget, run, path, token, state, left_minor, amount_minor,"
+    " settle_by_ms, session, proof, charged_minor, assumed_minor, ended_ms, is_held)"
+    " SELECT 'b' || i, 'default', 'm' || i, :run, :path, i, 'settled', 0, 0, i, 's', '', 0, 0, 1700000000000, 0 FROM n",
+    "INSERT INTO timers (run, name, fire_ms, fired, acked) SELECT 'a' || i, 't' || i, 4000000000000, 0, 0 FROM n",
+    "INSERT INTO events (event, space, run, path, type, at_ms, data)"
+    " SELECT 1000000 + i, 'default', 'a' || i, '/a' || i || '/', 't', 1700000000000, '{}' FROM n",
+    "INSERT INTO replies (session, request, space, fingerprint, reply, until_ms, bytes)"
+    " SELECT 's' || i, i, 'default', '', '', 4000000000000, 0 FROM n",
 )
 
 
@@ -191,7 +195,7 @@ def ends(w: World) -> Callable[[], Any]:
 
 def ticks(w: World) -> Callable[[], Any]:
     def work() -> None:
-        w.h.memory.due(w.h.clock.wall_ms())
+        w.h.core().due(w.h.clock.wall_ms())
         w.h.tick()
 
     return work
