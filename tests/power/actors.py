@@ -304,20 +304,32 @@ class Actor(Life):
 
     def _look(self) -> None:
         """What a reader was shown must be there afterwards, too."""
+        look = self.rng.choice((self._look_at_limit, self._look_at_key, self._look_at_job))
+        look()
+
+    def _look_at_limit(self) -> None:
         now = window()
 
         def means(reply: Message) -> None:
             with self.book.lock:
-                self.book.units_seen[now] = max(
-                    self.book.units_seen[now], reply.get("used", 0) if now == window() else 0
-                )
+                if now == window():
+                    self.book.units_seen[now] = max(self.book.units_seen[now], reply.get("used", 0))
 
         self._ask(means, "limits.get", limit="day")
+
+    def _look_at_key(self) -> None:
         with self.book.lock:
             open_keys = [name for name, key in self.book.keys.items() if key.done is None]
         if open_keys:
             name = self.rng.choice(open_keys)
             self._ask(lambda reply: self._see_key(name, reply), "once.get", run=self.book.run, key=name, wait_ms=0)
+
+    def _look_at_job(self) -> None:
+        with self.book.lock:
+            running = [id for id, job in self.book.jobs.items() if job.hold is not None and not job.hold.ending]
+        if running:
+            id = self.rng.choice(running)
+            self._ask(lambda reply: self.book.see(self.book.jobs[id], reply), "queues.result", job=id, wait_ms=0)
 
     def _see_key(self, name: str, reply: Message) -> None:
         if reply["reply"] == "once.done":

@@ -84,7 +84,7 @@ class Book:
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.wrong: list[str] = []
-        self.given = threading.Event()  # somebody was given a hold; whoever waits for that clears it before
+        self.given = threading.Event()  # somebody was given a hold, or shown one; whoever waits for it clears it
         self.boot = 0
         self.budget = ""  # the one that is used
         self.window = 0  # of the limit, when the boot began
@@ -179,6 +179,13 @@ class Book:
                 self.blame(f"{job.name} has attempt {attempt} again, {job.attempt} was told")
             if is_remote or job.is_dear or job.boot < self.boot:
                 job.attempt = attempt
+
+    def see(self, job: Job, reply: dict[str, Any]) -> None:
+        """A reader was shown a job: a delivery that it saw is remembered, even if its grant need not be."""
+        with self.lock:
+            if job.hold is not None and not job.hold.ending:  # else it may be given back by now, which is not counted
+                job.attempt = max(job.attempt, reply.get("attempt", 0))
+                self.given.set()
 
     def lose_power(self) -> None:
         """All local processes are gone, and what they held; what they had sent may have happened."""

@@ -22,6 +22,7 @@ from tests.power.checks import Checks
 from tests.power.disk import LUCKS, Cut
 from tests.power.life import Life
 from tests.power.machine import Machine
+from tests.power.speaker import Speaker
 from tests.power.web import Web
 
 CUTS = int(os.environ.get("POWER_CUTS", 5))
@@ -94,6 +95,13 @@ class World:
         """Switches it on, and the power fails at one of so many steps."""
         self.machine.start(end=self.rng.randint(0, steps))
         self.cut()
+
+    def local(self, name: str) -> Speaker:
+        """A session of this machine, in the run."""
+        speaker = self.machine.local(name)
+        speaker.connect()
+        speaker.join("main")
+        return speaker
 
     def _actor(self, name: str, secret: str = "") -> Actor:
         speaker = self.machine.remote(name, secret) if secret else self.machine.local(name)
@@ -178,6 +186,26 @@ def test_the_power_fails_right_after_a_grant(world: World) -> None:
         world.work_until_grant()
         world.cut(lucks=(0.0, 0.5))
     world.boot()
+
+
+def test_what_a_reader_is_shown_is_on_disk(world: World) -> None:
+    """A grant need not be; but once another session was shown it, there is no way back."""
+    for number in range(CUTS):
+        world.boot()
+        worker, reader = world.local("worker"), world.local("reader")
+        queue = {"run": world.book.run, "queue": f"shown-{number}"}
+        job = worker.call("queues.send", **queue, key="1", input="1", attempts=2)["job"]
+        worker.call("queues.admit", queues=[queue])
+        assert reader.call("queues.result", job=job, wait_ms=0)["attempt"] == 1
+        world.cut(lucks=(0.0,))
+        worker.close()
+        reader.close()
+        world.boot()
+        reader = world.local("reader")
+        found = reader.call("queues.result", job=job, wait_ms=0)
+        assert (found["state"], found["attempt"]) == ("ready", 1), found
+        reader.close()
+        world.cut()
 
 
 def test_the_daemon_is_killed_and_then_the_power_fails(world: World) -> None:
