@@ -32,8 +32,8 @@ FILL = (
     " SELECT :run, 'done' || i, 'done', 0, 0, '1' FROM n",
     "INSERT INTO queues (space, queue, attempts, needs) SELECT 'default', 'other' || i, 3, 0 FROM n",
     "INSERT INTO jobs (job, space, queue, run, key, state, attempt, needs, age, input, result, created_ms, ended_ms,"
-    " finish) SELECT 'j' || (5000000 + i) || '-test', 'default', 'q', :run, 'o' || i, 'succeeded', 1, 0, i, '1', '1', 1,"
-    " 1700000000000, i FROM n",
+    " finish) SELECT 'j' || (5000000 + i) || '-test', 'default', 'q', :run, 'o' || i, 'succeeded', 1, 0, i, '1', '1',"
+    " 1, 1700000000000, i FROM n",
     "INSERT INTO job_counts (run, queue, state, jobs, finish) SELECT :run, 'q', 'succeeded', max(i), max(i) FROM n",
     "INSERT INTO jobs (job, space, queue, run, key, state, attempt, needs, age, input, created_ms)"
     " SELECT 'j' || (6000000 + i) || '-test', 'default', 'q', 'g' || i, 'e' || i, 'ready', 0, 0, i, '1', 1 FROM n",
