@@ -55,9 +55,11 @@ class Numbers:
 
     def begin(self, boot: str) -> bool:
         """A life of the daemon begins in this boot of the machine ("": not known). Whether the last one ended with its
-        machine: then numbers may have been given that are not on this disk, and some are left out."""
+        machine, as far as that is known: then numbers may have been given that are not on this disk, and some are left
+        out."""
         number = int.from_bytes(hashlib.blake2b(boot.encode(), digest_size=8).digest(), "big") >> 2 | 1
-        was_cut = not self.last.get(CLEAN) and self.last.get(BOOT, number) != number
+        may_be_another = not boot or self.last.get(BOOT, number) != number
+        was_cut = BOOT in self.last and not self.last.get(CLEAN) and may_be_another
         if was_cut:
             self.lift(LIFT)
         self.last[BOOT], self.last[CLEAN] = number, 0

@@ -46,6 +46,11 @@ def test_a_second_cut_leaves_out_numbers_again() -> None:
         known = numbers.last
 
 
+def test_where_boots_cannot_be_told_apart_each_end_without_order_may_have_been_the_machines() -> None:
+    assert begun(after_a_life("", clean=False), "")[1]
+    assert not begun(after_a_life("", clean=True), "")[1]
+
+
 def test_a_new_database_leaves_nothing_out() -> None:
     numbers, was_cut = begun({}, "first")
     assert (numbers.next("token"), was_cut) == (1, False)
