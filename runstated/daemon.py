@@ -35,12 +35,16 @@ from runstated.store import files
 if TYPE_CHECKING:
     import ssl
 
+    from runstated.engine.engine import Engine
+
 log = logging.getLogger("runstated")
 
 
 class DaemonError(Exception):
     """The daemon cannot start, or cannot go on; the message is for the user."""
 
+
+EXIT_TEMPFAIL = 75  # as in sysexits.h: the disk has refused what was to be recorded
 
 # What can be wrong with a machine, its files or the settings. All else is a fault of ours.
 EXPECTED = (DaemonError, lockfile.UnfitError, files.FilesError, claim.NameTaken, OSError)
@@ -114,6 +118,8 @@ async def _live(config: Settings, lock: lockfile.Lock, held: claim.Claim, ready:
         await service.stop()
     if guard.lost is not None:
         raise DaemonError(guard.lost)
+    if service.unrecorded:
+        raise SystemExit(EXIT_TEMPFAIL)
     log.info("stopped")
 
 
@@ -149,6 +155,7 @@ class Service:
         self._config, self._listener, self._guard = config, listener, guard
         self._undo: list[tuple[str, Callable[[], Awaitable[Any]]]] = []
         self._tcp = self._http = ""
+        self._engine: Engine | None = None
 
     async def start(self) -> None:
         config = self._config
@@ -166,6 +173,7 @@ class Service:
             raise DaemonError(str(error)) from error
         engine = Engine(store, Clock())
         self._undo.append(("the store", partial(self._guard.close, store, engine)))
+        self._engine = engine
         self._undo.append(("the engine", engine.close))
         await engine.start()
         self._guard.watch(store, engine)
@@ -206,6 +214,11 @@ class Service:
         """The names under which HTTP may be asked for: also the one that was looked up to listen."""
         named = (self._config.http.host,) if self._config.http is not None else ()
         return tuple(dict.fromkeys((*named, *self._config.http_hosts)))
+
+    @property
+    def unrecorded(self) -> int:
+        """How many outcomes the disk has refused until the end."""
+        return self._engine.unrecorded if self._engine is not None else 0
 
     async def stop(self) -> None:
         """The reverse of `start`, as far as it got. A part that hangs or fails does not keep the rest from closing."""

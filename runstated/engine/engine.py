@@ -34,7 +34,7 @@ from runstated.engine.pressure import Pressure
 from runstated.engine.retention import Retention
 from runstated.engine.serving import Asked
 from runstated.engine.spaces import Spaces
-from runstated.engine.trouble import ANSWERED, Trouble
+from runstated.engine.trouble import ANSWERED, Trouble, last_try
 from runstated.engine.turns import Said, Turns
 from runstated.host.clock import Clock, Timer, Timers
 from runstated.settings import BATCH_REQUESTS_MAX
@@ -85,6 +85,7 @@ class Engine:
         self._idle = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._tickets = self._epoch = 0
+        self.unrecorded = 0  # outcomes that could not be written before the end
 
     @property
     def trouble(self) -> str | None:
@@ -146,6 +147,8 @@ class Engine:
         if self.trouble is None:
             await self.settle()
         self._is_busy = True  # nothing is done any more
+        if self.trouble is not None:
+            self.unrecorded = await last_try(self._trouble, self._turns, self.store)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -11,13 +11,17 @@ it.
 from __future__ import annotations
 
 import logging
+import sqlite3
 from collections.abc import Hashable
 from typing import Any
 
 from runstate import wire
 from runstated.domain.tables import Row, Table
+from runstated.engine.turns import Turns
 from runstated.host.clock import Clock
 from runstated.store.batch import Batch
+from runstated.store.database import CommitFailed
+from runstated.store.sqlite import Store
 
 log = logging.getLogger(__name__)
 
@@ -84,3 +88,16 @@ class Trouble:
         """How long to wait before the next try."""
         now_s, self.retry_s = self.retry_s, min(RETRY_S_MAX, self.retry_s * 2)
         return now_s
+
+
+async def last_try(trouble: Trouble, turns: Turns, store: Store) -> int:
+    """One more try before the daemon ends; how many outcomes could not be recorded."""
+    trouble.owe(turns.take_batch())
+    try:
+        await store.commit_again(trouble.owed())
+    except (CommitFailed, sqlite3.Error) as error:
+        unrecorded = len(turns.held())
+        log.error("ending while the disk refuses (%s): %d outcomes are not recorded", error, unrecorded)
+        return unrecorded
+    trouble.end()
+    return 0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import resource
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -172,6 +174,25 @@ def test_what_a_daemon_cannot_write_down_is_given_back_as_soon_as_it_can(shared:
         del answer
         eventually(lambda: not connection.holds.given, "it was sent")
     eventually(lambda: connection.call(wire.SlotsGet(pool="pool")).reply.used == 0)
+
+
+def test_a_daemon_that_ends_while_the_disk_refuses_says_how_much_is_not_recorded(daemon: Daemon) -> None:
+    program = daemon.program(
+        """
+@runstate.once
+def work(n):
+    say("works"); hear()
+    return n
+say(work(1))
+"""
+    )
+    program.expect("works")
+    resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))  # until its end
+    program.say()
+    time.sleep(FAULT_S)  # for the outcome to come, and for the disk to refuse it
+    assert daemon._end(signal.SIGTERM) == 75
+    daemon.start()
+    assert program.ends_well() == ["1"], "it was offered again"
 
 
 def test_a_session_that_nobody_needs_any_more_ends_when_all_that_it_owes_is_recorded(
