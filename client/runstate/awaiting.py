@@ -30,7 +30,8 @@ class Here(NamedTuple):
 
 def flow() -> object:
     """The running task, else the thread."""
-    task = None if running_loop() is None else sys.modules["asyncio"].current_task()
+    asyncio = sys.modules.get("asyncio")
+    task = None if asyncio is None or running_loop() is None else asyncio.current_task()
     return threading.get_ident() if task is None else weakref.ref(task)
 
 

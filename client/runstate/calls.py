@@ -36,11 +36,11 @@ class Call:
     """One request: sent, sent again after a lost connection, answered once."""
 
     __slots__ = (
-        "_done",
         "_wake",
         "again",
         "answer",
         "blocking",
+        "done",
         "error",
         "is_offer",
         "loop",
@@ -70,7 +70,7 @@ class Call:
             self.until = awake.now_s() + request.wait_ms / 1000
         self.answer: Answer[Any] | None = None
         self.error: BaseException | None = None
-        self._done = False
+        self.done = False  # the outcome is there
         self._wake = wake
 
     def body(self) -> bytes:
@@ -86,14 +86,9 @@ class Call:
         self.again = True
         return wire.encode(request)
 
-    @property
-    def done(self) -> bool:
-        """Whether the outcome is there."""
-        return self._done
-
     def finish(self, answer: Answer[Any] | None, error: BaseException | None = None) -> None:
         """Hands the outcome to the caller; the first one counts."""
-        if self._done:
+        if self.done:
             return
         # In this order: an interrupt in between leaves a call that can be finished once more.
         self.answer, self.error = answer, error
@@ -101,7 +96,7 @@ class Call:
             # Its loop is closed: nobody will ever look. But somebody may refer to its task, so nothing is dropped.
             for hold in answer.holds.values() if answer is not None else ():
                 hold.release()
-        self._done = True
+        self.done = True
 
     def outcome(self) -> Answer[Any]:
         """The answer, once the caller was woken. Raises what the call failed with."""

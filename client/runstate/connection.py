@@ -12,10 +12,11 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -81,19 +82,23 @@ class Connection(Turns):
         answer, and whatever interrupts the wait; then the daemon is told that nobody waits any more.
         """
         call: Call | None = None
+        pauses: Iterator[float | None] | None = None
         try:
-            for pause in calls.pauses_s(request, self.address.retries):
+            while True:
                 gate = Gate()
-                call = self._new_call(request, gate.open, running_loop(), call)
+                loop = running_loop() if "asyncio" in sys.modules else None
+                call = self._new_call(request, gate.open, loop, call)
                 call.blocking = True
                 left = patience(call, self.address.timeout_s)
                 if self._start(call):
                     self._read_for(call, left)
-                if not gate.wait(left):
+                if not call.done and not gate.wait(left):
                     raise no_answer(request, self.address.timeout_s)
                 try:
                     return call.outcome()
                 except errors.UnavailableError as error:
+                    pauses = pauses or calls.pauses_s(request, self.address.retries)
+                    pause = next(pauses)
                     if pause is None or not error.may_retry:
                         raise
                 time.sleep(pause)
@@ -101,7 +106,6 @@ class Connection(Turns):
             if call is not None:
                 self._abandon(call)
             raise
-        raise AssertionError("the last try returns or raises")
 
     async def acall(self, request: wire.Request[R]) -> Answer[R]:
         """The same in a coroutine; a cancelled task leaves the connection usable."""
@@ -192,11 +196,17 @@ class Connection(Turns):
             self._calls[call.request_id] = call
             stream = self._stream
             if stream is not None:
-                frame = framing.pack(call.request_id, call.body())
-                if not stream.write(self._news.before(frame) if self._news else frame):
+                if call.again:
+                    body = call.body()
+                else:
+                    call.again, body = True, wire.encode(call.request)
+                frame = framing.pack(call.request_id, body)
+                if self._news.acks or self.holds.given:
+                    frame = self._news.before(frame)
+                if not stream.write(frame):
                     self._drop(stream)  # it ended while nobody looked
                     self._was_lost = len(self._calls) > 1 or bool(self.holds)
-            may_read = self._may_read(call)
+            may_read = call.blocking and self._stream is not None and (self._turn is None or self._may_displace())
             if self._turn is None and not may_read:
                 why_not = self._wake_reader()
                 if why_not and not call.blocking:
@@ -302,6 +312,8 @@ class Connection(Turns):
         """Makes sure that what is held is renewed, and that its loss is heard of; why not, where no thread is to be
         had."""
         with self._lock:
+            if self._heart.thread is not None and self._reader is not None:
+                return ""
             return self._heart.start() or self._start_reader()[1]
 
     def _say(self, *requests: wire.Request[Any]) -> None:

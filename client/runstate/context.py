@@ -65,6 +65,11 @@ def inherited() -> Tokens:
     return standing()()[1]
 
 
+def nesting() -> tuple[Tokens, Tokens]:
+    """``within`` and ``inherited``."""
+    return ((), ()) if _frame.get() is None else standing()()
+
+
 def standing() -> Callable[[], tuple[Tokens, Tokens]]:
     """What tells, now and later, in any thread, how the code here stands: ``within`` and ``inherited``."""
     mine, around = _held()
@@ -96,7 +101,7 @@ def enter(context: RunContext | None, token: int | None = None) -> Token[Frame |
     """Makes ``context`` the innermost; ``leave`` takes it back. None: it stays as it is."""
     if context is None:
         return None
-    held, around = _held()
+    held, around = ((), ()) if _frame.get() is None else _held()
     return _frame.set(Frame(os.getpid(), context, awaiting.flow(), held if token is None else (*held, token), around))
 
 

@@ -45,8 +45,7 @@ class Splitter:
         """
         if not self._rest and len(data) >= _HEADER_BYTES:
             length, request_id = _unpack_header(data)
-            if length + 4 == len(data) and length >= _ID_BYTES:  # one whole frame: nearly always
-                _check(length)
+            if length + 4 == len(data) and _ID_BYTES <= length <= FRAME_BYTES_MAX:  # one whole frame: nearly always
                 return [(request_id, data[_HEADER_BYTES:])]
         if self._rest:
             self._rest += data

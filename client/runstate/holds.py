@@ -108,7 +108,7 @@ class Holds:
         self._next_beat = 0.0  # when it is due again; infinity while nothing is held
 
     def add(self, token: int, run: str | None, lease_ms: int, loop: asyncio.AbstractEventLoop | None) -> Hold:
-        hold = self.get(token)
+        hold = None if token not in self._live else self.get(token)
         if hold is not None:  # the same answer once more: a second handle would give the token back when it goes
             return hold
         hold = Hold(self, token, run, lease_ms, loop)
@@ -181,30 +181,30 @@ class Heart:
         self._holds = holds
         self._beat = beat
         self._offer = offer
-        self._thread: threading.Thread | None = None
+        self.thread: threading.Thread | None = None
 
     def start(self) -> str:
         """Makes sure that it runs; why it does not, if it cannot. Of two begun at once the last stays."""
-        if self._thread is None:
+        if self.thread is None:
             thread = threading.Thread(target=self._live, name="runstate-heartbeat", daemon=True)
             try:
-                self._thread = thread
+                self.thread = thread
                 why_not = threads.start(thread)
                 if why_not:
-                    self._thread = None
+                    self.thread = None
             except BaseException:
-                self._thread = None  # it may run already: it will see that it is not wanted
+                self.thread = None  # it may run already: it will see that it is not wanted
                 raise
             return why_not
         return ""
 
     def stop(self) -> None:
         """Ends the thread; without a lock and without waiting."""
-        self._thread = None
+        self.thread = None
         self._holds.wake()
 
     def _live(self) -> None:
-        while self._thread is threading.current_thread():
+        while self.thread is threading.current_thread():
             due = self._holds.wait(self._offer())
             self._beat(self._holds.tokens() if due else ())
         self._holds.wake()  # whoever has taken our place: we may have heard what was rung for that one

@@ -21,7 +21,6 @@ from .calls import Answer, Call, copied
 from .holds import GRANTING, Hold, Holds, granted
 
 if TYPE_CHECKING:
-    import asyncio
     import threading
 
     from .news import News
@@ -113,9 +112,13 @@ class Inbox:
             return
         holds = _NO_HOLDS
         if type(reply) in GRANTING:
-            holds = granted(self._holds, call.request, reply, _keeper(call))
+            # Of whom the hold is: the loop that must go on before it can end. A blocking function in the loop's thread
+            # ends before that goes on, but a ``with`` block of slots in a coroutine may await inside of it.
+            keeper = None if call.blocking and type(reply) is not wire.SlotsGranted else call.loop
+            holds = granted(self._holds, call.request, reply, keeper)
         if holds:
-            refused = self._look_after(holds.values())
+            why_not = self._start_threads()
+            refused = self._give_back(holds.values(), why_not) if why_not else None
             if refused is not None:
                 self._finish(call, None, refused)
                 return
@@ -135,18 +138,16 @@ class Inbox:
         for call in list(self.calls.values()):
             self._finish(call, None, copied(error))
 
-    def _look_after(self, holds: Iterable[Hold]) -> errors.UnavailableError | None:
-        """Sees to it that what was granted is renewed. Where no thread is to be had for that it goes back; why, for the
-        caller."""
-        why_not = self._start_threads()
+    def _give_back(self, holds: Iterable[Hold], why_not: str) -> errors.UnavailableError | None:
+        """Where no thread is to be had that would renew what was granted, it goes back; why, for the caller."""
         if why_not == threads.LIMIT:
             for hold in holds:
                 hold.release()
             self._say()
             return errors.UnavailableError(why_not, code="UNAVAILABLE")
-        if why_not:  # this process ends soon, of which the daemon is told; until then one long lease will do
-            short = [hold.token for hold in holds if hold.lease_ms < wire.LEASE_MS_MAX]
-            self._say(*(wire.Renew(token=token, lease_ms=wire.LEASE_MS_MAX) for token in short))
+        # This process ends soon, of which the daemon is told; until then one long lease will do.
+        short = [hold.token for hold in holds if hold.lease_ms < wire.LEASE_MS_MAX]
+        self._say(*(wire.Renew(token=token, lease_ms=wire.LEASE_MS_MAX) for token in short))
         return None
 
     def pushed(self, push: wire.AnyPush) -> None:
@@ -206,12 +207,6 @@ class Inbox:
                 " (await ...) here, or make the call in a thread"
             ),
         )
-
-
-def _keeper(call: Call) -> asyncio.AbstractEventLoop | None:
-    """The loop that must go on before the hold can end. A blocking function in the loop's thread ends before it goes
-    on, but a ``with`` block of slots in a coroutine may await inside of it."""
-    return None if call.blocking and not isinstance(call.request, wire.SlotsAcquire) else call.loop
 
 
 def _waits_for(waiting: wire.Request[Any], given: wire.Request[Any], reply: wire.Reply) -> bool:

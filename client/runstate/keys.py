@@ -61,7 +61,10 @@ def work_key(name: str, args: Sequence[object]) -> str:
     """The key of a piece of work with these arguments: `<name>:<32 hex digits>`. Tuples and lists count the same."""
     from hashlib import sha256  # brings OpenSSL, which nobody needs before the first call
 
-    return f"{name}:{sha256(canonical(args, name).encode()).hexdigest()[:HASH_LENGTH]}"
+    text = _plain_array(args, _PLAIN_DEPTH - 1) if type(args) in (list, tuple) else None
+    if text is None or not text.isascii():
+        text = canonical(args, name)
+    return f"{name}:{sha256(text.encode()).hexdigest()[:HASH_LENGTH]}"
 
 
 def call_key(
@@ -207,8 +210,15 @@ def _plain(value: Any, depth: int) -> str | None:
 
 def _plain_array(items: Sequence[Any], depth: int) -> str | None:
     parts = []
+    text: str | None
     for item in items:
-        text = _plain(item, depth)
+        kind = type(item)  # the usual ones here, the others there
+        if kind is str:
+            text = _quote(item)
+        elif kind is int and -_EXACT <= item <= _EXACT:
+            text = int.__repr__(item)
+        else:
+            text = _plain(item, depth)
         if text is None:
             return None
         parts.append(text)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import errors, functions, keys, payloads, tracebacks, units, wrapping
-from .context import inherited, within
+from .context import nesting
 from .signals import Combined
 from .steps import Deliver, Run, Steps
 
@@ -59,7 +60,7 @@ def wrap(
 
     if name is None:
         _warn_of_same_name(client._core.once_names, spec)
-    wrapper = wrapping.wrap(client, function, "once", lambda args, kwargs: call(spec, args, kwargs), streams=False)
+    wrapper = wrapping.wrap(client, function, "once", functools.partial(call, spec), streams=False)
     if name is not None:
         wrapper.__name__ = name
     return wrapper
@@ -69,17 +70,19 @@ def call(spec: Once, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Steps[Any
     """One call of a wrapped function."""
     from . import wire  # brings msgspec, which nobody needs before the first call
 
-    binding = spec.client._binding()
-    binding.check()
+    binding = spec.client._bound or spec.client._binding()
+    info = binding.joined()
     try:
         key = keys.call_key(spec.name, spec.function, spec.key, args, kwargs)
     except errors.ConfigError as error:
         raise _said_of_self(spec, args, error) from None
-    info = yield from binding.join()
+    if info is None:
+        info = yield from binding.join()
     answer: Answer[Any] | None = None
     try:
+        within, inherited = nesting()
         answer = yield wire.OnceAcquire(
-            run=info.id, key=key, lease_ms=spec.lease_ms, within=within(), inherited=inherited()
+            run=info.id, key=key, lease_ms=spec.lease_ms, within=within, inherited=inherited
         )
         reply = answer.reply
         if isinstance(reply, wire.OnceDone):

@@ -33,13 +33,19 @@ class Binding:
 
     # ------------------------------------------------------------------ steps
 
-    def join(self) -> Steps[RunInfo]:
-        """The run, joined or created if need be. Raises StoppedError once it is over."""
-        self.check()
+    def joined(self) -> RunInfo | None:
+        """The run, where it was joined. Raises StoppedError once it is over."""
+        if self.over is not None:
+            self.check()
         if self._configured != self._core.configured:
             self._info = None
-        if self._info is not None:
-            return self._info
+        return self._info
+
+    def join(self) -> Steps[RunInfo]:
+        """The run, joined or created if need be. Raises StoppedError once it is over."""
+        info = self.joined()
+        if info is not None:
+            return info
         from . import wire  # brings msgspec, which nobody needs before the first call
 
         deadline_ms = None

@@ -176,7 +176,8 @@ class Combined(Signal):
     __slots__ = ("_links", "_parts")
 
     def __init__(self, *parts: Signal) -> None:
-        super().__init__()
+        self._outcomes = []
+        self._callbacks = {}
         self._parts = parts
         self._links: dict[object, list[Remover]] = {}
 

@@ -8,7 +8,7 @@ from contextvars import ContextVar, Token
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import errors, units
-from .context import Frame, current, enter, inherited, leave, within
+from .context import Frame, current, enter, leave, nesting
 from .signals import Combined
 from .steps import Deliver, Run, Steps, adrive, drive
 from .wrapping import wrap
@@ -109,6 +109,7 @@ class Slots:
         wait_ms = units.milliseconds(self._timeout, "timeout")
         binding = self._client._binding()
         info = yield from binding.join()
+        within, inherited = nesting()
         request = wire.SlotsAcquire(
             run=info.id,
             pool=self.name,
@@ -116,8 +117,8 @@ class Slots:
             lease_ms=self._lease_ms,
             max=self._max,
             wait_ms=wait_ms,
-            within=within(),
-            inherited=inherited(),
+            within=within,
+            inherited=inherited,
         )
         try:
             answer = yield request

@@ -129,7 +129,7 @@ def drive(
             step = progress.next()
             try:
                 if not isinstance(step, Run):
-                    progress.outcome = ask(connection, step)
+                    progress.outcome = ask(connection, step) if isinstance(step, Deliver) else connection().call(step)
                     continue
                 progress.outcome = _run(step)
                 later = None if go_on is None else go_on(connection, progress, step, progress.outcome)

@@ -64,10 +64,6 @@ class Stream:
             except OSError:
                 pass  # the kernel tells the daemon anyway
 
-    def read(self, seconds: float | None) -> list[tuple[int, bytes]] | None:
-        """The next frames, none if that takes longer; None when the connection has ended."""
-        return self.take() if self.wait(seconds) else []
-
     def wait(self, seconds: float | None) -> bool:
         """Whether there is something to take in time. Several threads may wait; who may take is for others to say.
 

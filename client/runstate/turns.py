@@ -63,11 +63,10 @@ class Turns(ABC):
 
     # ------------------------------------------------------------------ callers
 
-    def _may_read(self, call: Call) -> bool:
-        """Whether a call may read its own reply: where nobody reads, and where the reader thread does for it alone."""
-        if self._stream is None or not call.blocking:
-            return False
-        return self._turn is None or (self._is_polling and self._turn is self._reader and len(self._calls) == 1)
+    def _may_displace(self) -> bool:
+        """Whether the reader thread reads for nobody but the one call that is open, and has not begun to (with the lock
+        held)."""
+        return self._is_polling and self._turn is self._reader and len(self._calls) == 1
 
     def _read_for(self, call: Call, left: awake.Patience) -> None:
         """The caller's turn: reads until its call is answered, then passes the turn on."""
@@ -85,7 +84,7 @@ class Turns(ABC):
                 seconds = left.step()
                 if seconds == 0:
                     break
-                frames = stream.read(seconds)
+                frames = stream.take() if stream.wait(seconds) else []
                 if frames is None:
                     self._lose(stream)
                     break
@@ -105,7 +104,8 @@ class Turns(ABC):
         with self._lock:
             if self._turn is call:
                 self._turn, self._turn_of = None, 0
-            self._wake_if_needed()
+            if self._calls or self._owes or self._is_retired or not self._is_watching:
+                self._wake_if_needed()
 
     def _end_own_turn(self) -> None:
         """A signal handler of the user's makes a call while this thread reads for another one, further down its stack,

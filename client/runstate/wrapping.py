@@ -50,7 +50,7 @@ def _wrapper(
     steps: Callable[[tuple[Any, ...], dict[str, Any]], Steps[Any]],
     streams: bool,
 ) -> Callable[..., Any]:
-    connection = client._connection
+    connection = client._core.connection
 
     def begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Progress[Any]:
         return Progress(steps(args, kwargs))

@@ -268,3 +268,32 @@ with runstate.slots("s", max=1) as context:
     assert daemon.program("runstate.stop()").ends_well() == []
     program.say()
     program.expect("StoppedError")
+
+
+HOPS_MAX = 48  # calls of functions of ours, where asyncio is imported; the aim is 30
+
+
+def test_the_way_from_the_decorator_to_the_function_is_short(daemon: Daemon) -> None:
+    """Calls of Python functions of ours in the caller's thread: the fewest of some calls."""
+    said = daemon.program(
+        """
+home = os.path.dirname(runstate.__file__)
+@runstate.once
+def work(n):
+    sys.setprofile(None)
+    return n
+def profile(frame, event, argument):
+    if event == "call" and frame.f_code.co_filename.startswith(home):
+        hops.append(frame.f_code.co_name)
+work(0)
+found = []
+for n in range(1, 11):
+    hops = []
+    sys.setprofile(profile)
+    work(n)
+    found.append(hops)
+say(*min(found, key=len))
+"""
+    ).ends_well()
+    hops = said[0].split()
+    assert len(hops) <= HOPS_MAX, hops

@@ -339,7 +339,7 @@ send(0)
 connection = runstate._default._core.connection()
 
 # The other thread begins while the call of the main thread reads: its answer comes with the same bytes, or later.
-meeting = {"another is answered": stream.Stream.read, "another waits": inbox.Inbox.frame}.get(other)
+meeting = {"another is answered": stream.Stream.wait, "another waits": inbox.Inbox.frame}.get(other)
 begin, answered = queue.SimpleQueue(), queue.SimpleQueue()
 
 def meet():
@@ -381,7 +381,7 @@ def interrupt_at(line):
     sys.settrace(trace)
 
 def read_by_turns(frame, event, argument):
-    if frame.f_code is stream.Stream.read.__code__ and frame.f_locals["self"] is connection._stream:
+    if frame.f_code is stream.Stream.take.__code__ and frame.f_locals["self"] is connection._stream:
         assert connection._turn_of == threading.get_ident(), "two threads read, and one gets what the other waits for"
 
 def others():
