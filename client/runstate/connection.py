@@ -25,7 +25,7 @@ from .calls import Answer, Call, Gate, Timer, future_waker, no_answer, patience
 from .everywhere import everywhere
 from .greeting import Address
 from .holds import Heart, Holds
-from .inbox import Inbox, Runs
+from .inbox import Inbox, Runs, RunWatch
 from .nesting import Nesting
 from .news import News
 from .outcomes import Outcomes
@@ -36,8 +36,6 @@ from .turns import Turns
 if TYPE_CHECKING:
     import asyncio
     import socket
-
-    from .inbox import RunWatch
 
 log = logging.getLogger(__name__)
 
