@@ -36,6 +36,11 @@ class Job:
     result: str | None = None
     reason: str | None = None
 
+    @property
+    def place(self) -> tuple[int, int]:
+        """Jobs of one request are as old as each other, and start in the order of their ids."""
+        return self.age, int(self.job[1:].partition("-")[0])
+
 
 @dataclass
 class Held:
@@ -122,12 +127,12 @@ class QueuesMachine(RuleBasedStateMachine):
 
     def check_oldest_first(self, asked: wire.QueuesAdmit, grants: tuple[wire.JobGrant, ...]) -> None:
         for source, wanted in enumerate(asked.queues):
-            ages = [self.model.jobs[grant.job].age for grant in grants if grant.source == source]
+            ages = [self.model.jobs[grant.job].place for grant in grants if grant.source == source]
             assert ages == sorted(ages)
             assert sum(not grant.ahead for grant in grants if grant.source == source) <= wanted.places
             assert len(ages) <= wanted.places + wanted.ahead
             left = [
-                job.age
+                job.place
                 for job in self.model.jobs.values()
                 if job.state == "ready"
                 and job.queue == wanted.queue
@@ -166,14 +171,28 @@ class QueuesMachine(RuleBasedStateMachine):
         assert (view.state, view.result) == (jobs.shown_state(job.state), job.result)
         self.look()
 
+    @rule(run=st.sampled_from(RUNS), first=st.integers(4, 12))
+    def send_many(self, run: str, first: int) -> None:
+        """Four jobs at once, some of which may be there."""
+        members = tuple(wire.NewJob(key=str(first + n), input="1") for n in range(4))
+        run_id = self.runs[run]
+        reply = self.keeper.ask(wire.QueuesSendMany(run=run_id, queue="q", members=members, attempts=ATTEMPTS["q"]))
+        if run_id in self.model.over:
+            assert reply.code == "SCOPE_CANCELLED"
+            return
+        for name in reply.jobs:
+            if name not in self.model.jobs:
+                self.model.jobs[name] = Job(name, run_id, "q", self.h._tickets)
+        self.look()
+
     @rule(
         name=st.sampled_from(NAMES),
-        run=st.sampled_from(RUNS),
+        run=st.sampled_from(("root", *RUNS)),
         chosen=st.sampled_from((("q",), ("p",), ("q", "p"), ("p", "q"))),
         places=st.integers(0, 3),
         wait_ms=st.sampled_from((None, None, 0, 3_000)),
         lease_ms=st.sampled_from((5_000, 30_000)),
-        ahead=st.sampled_from((0, 0, 2)),
+        ahead=st.sampled_from((0, 3)),
     )
     def admit(
         self, name: str, run: str, chosen: tuple[str, ...], places: int, wait_ms: int | None, lease_ms: int, ahead: int
@@ -347,8 +366,10 @@ class QueuesMachine(RuleBasedStateMachine):
         self.look()
         self.h.session(name)
 
-    @rule(run=st.sampled_from(("left", "left", "right", "leaf", "root")))
-    def run_ends(self, run: str) -> None:
+    @rule(run=st.sampled_from(("left", "left", "right", "leaf", "root")), seldom=st.integers(0, 3))
+    def run_ends(self, run: str, seldom: int) -> None:
+        if seldom:
+            return
         self.keeper.ask(wire.RunsEnd(run=self.runs[run], state="stopped"))
         self.model.over |= self.below(self.runs[run])
         self.look()
