@@ -20,10 +20,13 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 import floors
+import wires
 
 import runstate
+from runstate import wire
 
 PAUSE_S = 0.005  # of a holder, until the other one certainly waits
+LEASE_MS = 30_000
 GATHERED = 100  # jobs of one gather: the most that there may be
 
 Work = Callable[[int], object]
@@ -106,6 +109,21 @@ def jobs(address: str, tag: str) -> Work:
     return lambda n: queue({"tag": tag, "n": n})
 
 
+def job_cycle(address: str, tag: str) -> Work:
+    """Submit, admit and complete one job over the bare wire: what the daemon does for a job, and little else."""
+    client = wires.WireClient(address)
+    run = client.ask(wire.RunsJoin(name="benchmark")).run
+    client.ask(wire.QueuesDeclare(queue="cycle", attempts=5))
+    source = (wire.AdmitFrom(run=run, queue="cycle"),)
+
+    def cycle(n: int) -> None:
+        client.ask(wire.QueuesSend(run=run, queue="cycle", key=f"{tag}-{n}", input="1"))
+        (job,) = client.ask(wire.QueuesAdmit(queues=source)).jobs
+        client.ask(wire.QueuesComplete(job=job.job, token=job.token, result="1"))
+
+    return cycle
+
+
 CYCLES = {
     "echo": echo,
     "echo2": echo2,
@@ -117,6 +135,7 @@ CYCLES = {
     "send": send,
     "send-many": send_many,
     "jobs": jobs,
+    "job-cycle": job_cycle,
 }
 
 
@@ -200,6 +219,18 @@ def serve(kind: str) -> None:
     runstate.serve()
 
 
+def hold(tag: str) -> None:
+    """Runs a function that never ends as soon as nobody else does, and says when it began."""
+
+    @runstate.once(attempts=100)
+    def work(name: str) -> None:
+        print(time.monotonic_ns(), flush=True)
+        time.sleep(600)
+
+    print("ready", flush=True)
+    work(tag)
+
+
 # ---------------------------------------------------------------------------------------------------- the loop
 
 
@@ -259,7 +290,16 @@ def main() -> None:
         runstate.configure(base_url=f"unix://{address}", run="benchmark")
     if kind.startswith("work"):
         serve(kind)
-        return
+    elif kind == "holder":
+        hold(tag)
+    elif kind == "leases":
+        count, seconds = tag.split(":")
+        wires.hold_leases(address, int(count), LEASE_MS, float(seconds))
+    else:
+        answer_lines(kind, address, tag)
+
+
+def answer_lines(kind: str, address: str, tag: str) -> None:
     work = CYCLES[kind](address, tag) if kind in CYCLES else lambda n: None
     first = 0
     print("ready", flush=True)

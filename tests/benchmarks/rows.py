@@ -6,8 +6,10 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import growth
 import peers
 import speed
+import upkeep
 from figures import (
     Figures,
     Goal,
@@ -16,6 +18,7 @@ from figures import (
     at_least,
     at_least_of,
     at_least_of_floor,
+    at_most,
     at_most_of,
 )
 from processes import HERE
@@ -49,6 +52,7 @@ KEEPING_PEERS = tuple(peer.name for peer in peers.QUEUES if peer.is_python and p
 GRANT = "relaxed: the grant is written, not synced"
 RESULT = "the result"
 NOTHING = "nothing to sync"
+WITHIN = at_least(0.8, "of an empty database")
 
 ROWS = (
     Row(
@@ -95,4 +99,19 @@ ROWS = (
         against_before(2, lambda: kept("before").get("send")), None, speed.sends, "the job",
     ),
     Row("send-many", "send_many of 1,000", "/s", at_least(15_000, "/s"), None, speed.sends, "the jobs"),
+    Row("death", "kill -9 of a holder to the next start, worst", "ms", at_most(100, "ms"), None, upkeep.deaths),
+    Row("idle", "idle: wake-ups in 30 s", "", at_most(2), None, upkeep.idle),
+    Row("rss-idle", "idle: resident memory", "MB", at_most(60, "MB"), None, upkeep.idle),
+    Row("start", "`runstated start` to ready", "ms", at_most(400, "ms"), None, upkeep.starts),
+    Row("status", "`runstate status`", "ms", at_most(250, "ms"), None, upkeep.starts),
+    Row("import", "`import runstate`, above a bare Python", "ms", at_most(80, "ms"), None, upkeep.starts),
+    Row("leases", "1,000 clients with a lease of 30 s each, of a core", "%", at_most(1, "%"), None, upkeep.leases),
+    Row("growth-finished", "rates with 10^6 finished jobs", "x", WITHIN, None, growth.finished),
+    Row("rss-finished", "resident memory with 10^6 finished jobs", "MB", at_most(60, "MB"), None, growth.finished),
+    Row("growth-waiting", "rates with 10^5 waiting jobs", "x", WITHIN, None, growth.waiting),
+    Row("rss-waiting", "resident memory with 10^5 waiting jobs", "MB", at_most(160, "MB"), None, growth.waiting),
+    Row("start-waiting", "start with 10^5 waiting jobs", "ms", at_most(800, "ms"), None, growth.waiting),
+    Row("growth-ended-runs", "rates with 10^5 ended runs", "x", WITHIN, None, growth.ended_runs),
+    Row("growth-limits", "rates with 10^4 limits", "x", WITHIN, None, growth.limits),
+    Row("growth-child-runs", "rates with 10^4 child runs", "x", WITHIN, None, growth.child_runs),
 )  # fmt: skip

@@ -30,8 +30,13 @@ class Bench:
     jobs: int = 2_000
     trips: int = 100
     turns: int = 40
+    deaths: int = 10
     scale: float = 1.0  # of what databases are filled with
     with_peers: bool = True
+
+    def make_quick(self) -> None:
+        self.rounds, self.seconds, self.scale = 2, 0.2, 0.01
+        self.jobs, self.trips, self.turns, self.deaths = 200, 20, 10, 2
 
 
 NOT_YET = "not there yet"

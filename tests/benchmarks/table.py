@@ -13,12 +13,13 @@ import platform
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import floors
 import peers
 import processes
 import rows
@@ -30,19 +31,20 @@ from speed import Bench
 def main() -> None:
     options = _options()
     wanted = [row for row in ROWS if not options.row or row.name in options.row]
-    began, load = time.time(), os.getloadavg()[0]
-    print(f"load {load:.2f} on {os.cpu_count()} cores, Python {platform.python_version()}")
+    began = time.time()
     if options.peers and (missing := peers.missing_packages()):
         print(f"some peers are left out; to have them: apt-get install {' '.join(missing)}")
     found: dict[str, Figures] = {}
     with _bench(options) as bench:
+        machine = [_machine(bench)]
         for row in wanted:
             if row.name not in found:
                 found |= row.measure(bench)
             _show(row, found[row.name])
-    print(f"\n{time.time() - began:.0f} s, load now {os.getloadavg()[0]:.2f}")
+        machine.append(_machine(bench))
+    print(f"\n{time.time() - began:.0f} s")
     if options.keep:
-        _keep(options.keep, {row.name: found[row.name] for row in wanted}, load)
+        _keep(options.keep, {row.name: found[row.name] for row in wanted}, machine)
 
 
 def _options() -> argparse.Namespace:
@@ -62,8 +64,30 @@ def _bench(options: argparse.Namespace) -> Iterator[Bench]:
         served = stack.enter_context(processes.daemon(directory / "state"))
         bench = Bench(directory, echo, served, peers.Servers(directory, stack), with_peers=options.peers)
         if options.quick:
-            bench.rounds, bench.seconds, bench.jobs, bench.trips, bench.turns, bench.scale = 2, 0.2, 200, 20, 10, 0.01
+            bench.make_quick()
         yield bench
+
+
+def _machine(bench: Bench) -> dict[str, float]:
+    """How the machine does now: figures of a busy one mean little. Shown before and after."""
+    commits, client = floors.Commits(bench.directory), floors.EchoClient(bench.echo)
+    found = {
+        "load": round(os.getloadavg()[0], 2),
+        "echo_ms": round(_p50(client.echo), 3),
+        "commit_ms": round(_p50(commits.commit), 3),
+    }
+    shown = "load {load}, an echo takes {echo_ms} ms, a commit with fsync {commit_ms} ms (p50)"
+    print(f"\nthe machine: {shown.format(**found)}", flush=True)
+    return found
+
+
+def _p50(work: Callable[[], object]) -> float:
+    times = []
+    for _ in range(100):
+        began = time.perf_counter()
+        work()
+        times.append((time.perf_counter() - began) * 1000)
+    return median(times)
 
 
 # ---------------------------------------------------------------------------------------------------- showing
@@ -104,16 +128,19 @@ def _verdict(goal: Goal, figures: Figures) -> str:
     return "nothing to compare with" if verdict == OPEN else verdict
 
 
-def _keep(name: str, found: dict[str, Figures], load: float) -> None:
+def _keep(name: str, found: dict[str, Figures], machine: list[dict[str, float]]) -> None:
     """Adds to what is kept under the name: rows can be measured one by one."""
     rows.KEPT.mkdir(exist_ok=True)
     path = rows.KEPT / f"{name}.json"
-    about = {"when": time.strftime("%Y-%m-%d %H:%M"), "cores": os.cpu_count(), "load": load}
+    about = {
+        "when": time.strftime("%Y-%m-%d %H:%M"),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "machine, before and after": machine,
+    }
     before = {row: figures.stored() for row, figures in rows.kept(name).items()}
     stored = before | {row: figures.stored() for row, figures in found.items()}
-    path.write_text(
-        json.dumps({"about": about | {"python": platform.python_version()}, "rows": stored}, indent=1) + "\n"
-    )
+    path.write_text(json.dumps({"about": about, "rows": stored}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
