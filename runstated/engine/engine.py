@@ -81,7 +81,6 @@ class Engine:
         self._retry_timer: asyncio.TimerHandle | None = None
         self._has_unsynced = False  # something was written that may not be on disk
         self._sync_timer: asyncio.TimerHandle | None = None
-        self._unknown_beats: dict[str, set[int]] = {}  # tokens by session
         self._idle = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._tickets = self._epoch = 0
