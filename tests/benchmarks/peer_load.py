@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 PAUSE_S = 0.005
 LOOK_S = 0.002  # between two looks for a result, where a peer cannot wait for it
 LONG_S = 60
+SWEEP_S = 2.5  # saq's workers sweep at their start, and abort jobs that come then
 
 Work = Callable[[int], object]
 
@@ -79,6 +80,7 @@ class Saq:
         asyncio.set_event_loop(self.loop)
         self.queue = RedisQueue(Redis(unix_socket_path=address), name="jobs")
         self.loop.run_until_complete(self.queue.connect())
+        time.sleep(SWEEP_S)
 
     def work(self) -> None:
         from saq import Worker

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import growth
-import peers
+import peer_servers as peers
 import speed
 import upkeep
 from figures import (

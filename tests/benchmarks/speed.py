@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-import peers
+import peer_servers as peers
 import processes
 from figures import Figures, measured_in_turns
-from peers import Peer
+from peer_servers import Peer
 from processes import Crew, load
 
 

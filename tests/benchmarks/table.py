@@ -13,14 +13,14 @@ import platform
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 import floors
-import peers
+import peer_servers as peers
 import processes
 import rows
 from figures import OPEN, Figures, Goal
@@ -28,9 +28,11 @@ from rows import ROWS, Row
 from speed import Bench
 
 
-def main() -> None:
+def main(names: Sequence[str] = ()) -> None:
+    """Measures and shows rows: those that the command line names, else ``names``, else all."""
     options = _options()
-    wanted = [row for row in ROWS if not options.row or row.name in options.row]
+    chosen = options.row or names
+    wanted = [row for row in ROWS if not chosen or row.name in chosen]
     began = time.time()
     if options.peers and (missing := peers.missing_packages()):
         print(f"some peers are left out; to have them: apt-get install {' '.join(missing)}")
