@@ -63,6 +63,7 @@ def test_what_ends_in_trouble_is_recorded_after_it(shared: Daemon, make: Make, h
         raise ValueError(ends(what))
 
     failing = client.once(fails, name="failing", attempts=1)
+    client.setup(budgets={"money": {"limit": 10}})  # two use it at once, and only one says how much it is
     pays = client.budget("money", ends, reserve=5, cost=lambda result: 4, limit=10)
     wasted = client.budget("money", fails, reserve=2)
 
