@@ -42,6 +42,8 @@ def test_the_file_gets_smaller_after_tidying(tmp_path: Path, monkeypatch: pytest
     async def story() -> None:
         async with life(tmp_path / "db") as it:
             await it.session("a")
+            await it.engine.settle()
+            await asyncio.gather(*it.engine._tasks)  # of the tick at the start
             await it.engine.store.write(leave_free_pages)
             await it.engine.store.checkpoint()
             assert it.engine.store.database_bytes() > 2_000 * 4096
