@@ -63,6 +63,6 @@ def _run_next(works: SimpleQueue[Work | None], idle: list[None]) -> bool:
     if work is None:
         return False
     tell = work()
-    idle.append(None)  # before anybody is told, who may have the next work
+    idle.append(None)  # first: whoever hears of the outcome may bring more work
     tell()
     return True

@@ -65,7 +65,7 @@ class Stream:
                 pass  # the kernel tells the daemon anyway
 
     def wait(self, seconds: float | None) -> bool:
-        """Whether there is something to take in time. Several threads may wait; who may take is for others to say.
+        """Whether there is something to take in time. Several threads may wait; others decide which of them takes it.
 
         A thread that blocks in ``recv`` is woken twice on a Unix socket: when the daemon takes our request, too."""
         poll = select.poll()

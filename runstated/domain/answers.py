@@ -60,7 +60,7 @@ class Listing:
 
     The rows of ``table`` whose columns have the values of ``equals`` and lie in the ranges of ``between`` (from, up to
     and without), by ``order`` (``newest``: the last first), at most ``many``; ``then`` makes the reply of them. With
-    ``examined`` only so many rows from the beginning of the range of ``order`` are looked at, and the last of them
+    ``examined`` at most this many rows from the beginning of the range of ``order`` are looked at, and the last of them
     comes along, whether it is one of these or not.
     """
 

@@ -170,10 +170,6 @@ class Lines:
         """Whether anybody stands in the line."""
         return line in self._lines
 
-    def is_aside(self, line: Topic) -> bool:
-        """Whether anybody stands in the line who is ``aside``."""
-        return line in self._aside
-
     def ahead(self, line: Topic, caller: _Asks, age: int | None = None) -> bool:
         """Whether a call that is not passed over stands in the line before the caller, or before a job of that age
         for which the caller asks."""
